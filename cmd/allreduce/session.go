@@ -1,0 +1,148 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"gpu.example/allreduce"
+	"gpu.example/allreduce/device"
+)
+
+// session is one communicator with its devices and a stream per rank.
+type session struct {
+	driver  device.Driver
+	comm    *allreduce.Comm
+	devices []int // of each rank
+	streams []device.Stream
+	cleanup []func()
+}
+
+// pickBackend opens the devices that --backend means. note says why auto did not take GPUs.
+func pickBackend(backend string, ranks int, devices []int) (driver device.Driver, note string, err error) {
+	if backend == "emulated" {
+		driver, err = device.Open(device.Emulated)
+		return driver, "", err
+	}
+	driver, err = device.Open(device.CUDA)
+	if backend == "cuda" {
+		return driver, "", err
+	}
+	switch {
+	case errors.Is(err, allreduce.ErrBackend):
+		note = "this build has no CUDA backend"
+	case errors.Is(err, allreduce.ErrNoDevice):
+		note = "no GPU here"
+	case err != nil:
+		return driver, "", fmt.Errorf("%w (--backend emulated leaves the GPUs alone)", err)
+	default:
+		count, err := driver.Count()
+		if err != nil || devices != nil || count >= ranks {
+			return driver, "", err
+		}
+		note = fmt.Sprintf("only %s here for %s", counted(count, "GPU"), counted(ranks, "rank"))
+	}
+	driver, err = device.Open(device.Emulated)
+	return driver, note + ": emulated devices, times are simulated", err
+}
+
+// openSession makes the communicator first: it decides what the emulated machine looks like.
+func openSession(driver device.Driver, ranks int, devices []int) (s *session, err error) {
+	s = &session{driver: driver}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	config := allreduce.Config{Backend: allreduce.BackendCUDA, Ranks: ranks, Devices: devices}
+	if driver.Backend() == device.Emulated {
+		config.Backend = allreduce.BackendEmulated
+	}
+	if s.comm, err = allreduce.New(config); err != nil {
+		return s, err
+	}
+	s.later(func() { _ = s.comm.Close() })
+	s.devices = s.comm.Devices()
+	for _, dev := range s.devices {
+		stream, err := driver.NewStream(dev)
+		if err != nil {
+			return s, err
+		}
+		s.streams = append(s.streams, stream)
+		s.later(func() { _ = driver.DestroyStream(dev, stream) })
+	}
+	return s, nil
+}
+
+// later keeps what close does, in reverse order.
+func (s *session) later(f func()) { s.cleanup = append(s.cleanup, f) }
+
+func (s *session) close() { s.closeFrom(0) }
+
+// closeFrom undoes what came after the first n entries.
+func (s *session) closeFrom(n int) {
+	for i := len(s.cleanup) - 1; i >= n; i-- {
+		s.cleanup[i]()
+	}
+	s.cleanup = s.cleanup[:n]
+}
+
+// synchronize waits for every rank's stream; a failed reduction shows in the communicator.
+func (s *session) synchronize() error {
+	for rank, stream := range s.streams {
+		if err := s.driver.Synchronize(s.devices[rank], stream); err != nil {
+			if failure := s.comm.Err(); failure != nil {
+				return failure
+			}
+			return err
+		}
+	}
+	return s.comm.Err()
+}
+
+// fork makes the other ranks' streams wait for rank 0's; join is the way back. Inside a capture on rank 0's stream this
+// takes the other streams into it.
+func (s *session) fork(event device.Event) error {
+	if err := s.driver.Record(s.devices[0], event, s.streams[0]); err != nil {
+		return err
+	}
+	for rank := 1; rank < len(s.streams); rank++ {
+		if err := s.driver.WaitEvent(s.devices[rank], s.streams[rank], event); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) join(events []device.Event) error {
+	for rank := 1; rank < len(s.streams); rank++ {
+		if err := s.driver.Record(s.devices[rank], events[rank], s.streams[rank]); err != nil {
+			return err
+		}
+		if err := s.driver.WaitEvent(s.devices[0], s.streams[0], events[rank]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newEvents makes n events on a device, destroyed by close.
+func (s *session) newEvents(dev, n int) ([]device.Event, error) {
+	events := make([]device.Event, n)
+	for i := range events {
+		event, err := s.driver.NewEvent(dev)
+		if err != nil {
+			return nil, err
+		}
+		events[i] = event
+		s.later(func() { _ = s.driver.DestroyEvent(dev, event) })
+	}
+	return events, nil
+}
+
+// counted is "1 rank", "2 ranks".
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

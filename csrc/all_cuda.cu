@@ -1,0 +1,8 @@
+// The CUDA backend: the one source of everything, against platform/cuda.h.
+#define AR_PLATFORM_CUDA 1
+#include "check.cpp"
+#include "comm.cpp"
+#include "devices.cpp"
+#include "storage.cpp"
+#include "transports/copy_engine.cpp"
+#include "transports/internal.cpp"

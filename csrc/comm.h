@@ -1,0 +1,188 @@
+// The communicator: ranks, the order of calls, captures, memory that outlives them, failures and the end.
+//
+// Order. Eager calls form one sequence, whatever streams they are given: each rank's end event of call k is awaited by
+// call k+1 where its stream is another one. Overlapping calls from several threads are serialised by one mutex, so the
+// order of enqueueing is one order for all devices: that also keeps kernels of two calls from waiting for each other.
+// Captures. A captured call uses streams and events of its own capture only (Lanes), and ends joined to everything it
+// forked; between a graph launch and another use of the communicator the caller orders every rank's stream.
+// Memory. Everything kernels or copies touch belongs to a Storage; graphs retain it, Close hands it to the reaper, which
+// frees it when the device and every graph are done with it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "kernels/exchange.h"
+#include "status.h"
+
+namespace AR_NS {
+
+class Transport;
+struct Part;
+struct Call;
+
+// Puts the calling thread's device back when it goes.
+class DeviceGuard {
+ public:
+  DeviceGuard() { had_ = get_device(&device_) == kOk; }
+  ~DeviceGuard() {
+    if (had_) set_device(device_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int device_ = 0;
+  bool had_ = false;
+};
+
+// An event and whether it was recorded in this life of its Lanes: an event last recorded in another capture cannot be
+// waited on, so a wait on an unrecorded Mark is left out.
+struct Mark {
+  Event event = nullptr;
+  bool recorded = false;
+};
+
+// Streams and events of one rank for one use: all eager calls, or one capture. Made on demand, kept until the end.
+struct Lane {
+  Stream send = nullptr, receive = nullptr;
+  Mark end;             // the rank's last call
+  Mark ready;           // the caller's stream, at the start of a call (or around a shared launch)
+  std::vector<Mark> chunk[2];    // uploaded, by slot and chunk
+  Mark uploaded[2];              // the slot's last chunk (a copy of its Mark)
+  Mark converted[2], summed[2];  // by slot
+  Mark downloaded[2];            // this rank read every peer's slot
+};
+
+// A set of lanes is free again once its capture is over: its graph was dropped, or its streams capture no more.
+struct Lanes {
+  unsigned long long capture = 0;                 // 0: eager
+  std::shared_ptr<std::atomic<bool>> graph_gone;  // set by the graph's end; null: eager
+  Lane lane[kMaxRanks];
+  void forget();  // marks nothing as recorded: a new life
+};
+
+struct Owned {
+  void* ptr = nullptr;
+  int device = -1;  // -1: pinned
+};
+
+// Memory with one owner count: the communicator, each graph that captured it, the reaper. Never frees by itself (the last
+// owner may be a graph's destructor, which may make no runtime call): only the reaper does.
+struct Storage {
+  std::vector<Owned> all;
+  std::vector<Stream> streams;
+  std::vector<Event> events;
+  std::vector<int> stream_device, event_device;
+  std::vector<Mark> ends;  // eager ends to pass before anything is freed
+};
+
+struct RankInfo {
+  int device = 0;
+  double link_gbs = 0;
+  DeviceInfo info{};
+};
+
+// Failed waits leave records here; one line of kMaxBlocks records per rank, then the abort word. Pinned.
+struct Board {
+  Vec16* records[kMaxRanks] = {};         // host view
+  Vec16* records_device[kMaxRanks] = {};  // device view
+  volatile uint32_t* abort = nullptr;     // host view
+  uint32_t* abort_device = nullptr;
+};
+
+class Comm : public ar_comm {
+ public:
+  static int32_t create(const ar_options& options, ar_comm** out, ar_error* e);
+  ~Comm();
+
+  int32_t has_path(int32_t path, char* reason, size_t n) const;
+  int32_t allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire, ar_error* e);
+  int32_t prepare(int64_t max_bytes, int32_t path, ar_error* e);
+  int32_t wait(int64_t timeout_us, ar_error* e);
+  int32_t error(ar_error* e);
+  void stats(ar_stats* out);
+  int32_t close(ar_error* e);
+
+  // For the transports.
+  int world() const { return world_; }
+  const RankInfo& rank(int r) const { return ranks_[static_cast<size_t>(r)]; }
+  int64_t ring_bytes() const { return ring_bytes_; }
+  int64_t chunk_bytes() const { return chunk_bytes_; }
+  int blocks() const { return blocks_; }
+  uint32_t first_epoch() const { return first_epoch_; }
+  uint64_t timeout_ns() const { return timeout_ns_; }
+  const Board& board() const { return board_; }
+  void note_chunk(int64_t bytes) { last_chunk_ = bytes; }
+  void note_allocation() { allocations_++; }
+
+  // Memory of the communicator, owned by its Storage, not cleared. Leaves the rank's device current.
+  int32_t allocate_device(int rank, int64_t bytes, void** out, ar_error* e);
+  int32_t allocate_pinned(int rank, int64_t bytes, void** host, void** device, ar_error* e);
+  // Takes back what a failed step allocated after `mark` (a size of Storage::all).
+  size_t storage_mark() const { return storage_->all.size(); }
+  void storage_rollback(size_t mark);
+
+  // Makes what a lane lacks; the current device must be the rank's.
+  int32_t need_stream(Stream& stream, int rank, ar_error* e);
+  int32_t need(Mark& mark, int rank, ar_error* e);
+  // Records on, or makes wait, a rank's stream.
+  int32_t record(Mark& mark, int rank, Stream stream, ar_error* e);
+  int32_t await(Order id, int rank, Stream stream, const Mark& mark, ar_error* e);
+  int32_t runtime_error(Code code, int rank, const char* what, ar_error* e) const;
+
+ private:
+  Comm();
+  int32_t setup(const ar_options& options, ar_error* e);
+  int32_t check(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire, ar_error* e) const;
+  int32_t check_buffer(const ar_buffer& b, int rank, ar_error* e) const;
+  int32_t look_at_captures(Call& call, ar_error* e);
+  int32_t lanes_for(const CaptureInfo& info, int rank, Lane** lane, ar_error* e);
+  int32_t copy_alone(Call& call, ar_error* e);
+  int32_t begin(Call& call, ar_error* e);
+  int32_t end(Call& call, ar_error* e);
+  bool ends_passed(ar_error* e);
+  void collect_records();
+  int32_t latched(ar_error* e);
+
+  mutable std::mutex mutex_;
+  int world_ = 0;
+  std::vector<RankInfo> ranks_;
+  int64_t ring_bytes_ = 0, chunk_bytes_ = 0, last_chunk_ = 0;
+  int blocks_ = 0;
+  uint32_t first_epoch_ = 0;
+  uint64_t timeout_ns_ = 0;
+  bool noop_ = false;
+  bool closed_ = false;
+  bool failed_ = false;
+  ar_error failure_{};
+  uint64_t calls_ = 0, allocations_ = 0;
+  uint64_t path_calls_[AR_PATHS] = {}, path_bytes_[AR_PATHS] = {};
+  Board board_;
+  std::vector<Part> parts_;
+  std::shared_ptr<Storage> storage_;
+  Lanes eager_;
+  std::vector<std::unique_ptr<Lanes>> captures_;
+  std::unique_ptr<Transport> transports_[AR_PATHS];
+};
+
+// Frees storage of closed communicators that nothing uses any more; returns how many are left.
+size_t reap();
+void reap_later(std::shared_ptr<Storage> storage);
+
+// The backend's entry points (backend.h); those of communicators are in comm.cpp, the rest in devices.cpp.
+int32_t comm_create(const ar_options*, ar_comm**, ar_error*);
+int32_t comm_has_path(const ar_comm*, int32_t, char*, size_t);
+int32_t allreduce(ar_comm*, const ar_buffer*, int32_t, int32_t, int32_t, ar_error*);
+int32_t comm_prepare(ar_comm*, int64_t, int32_t, ar_error*);
+int32_t comm_wait(ar_comm*, int64_t, ar_error*);
+int32_t comm_error(ar_comm*, ar_error*);
+int32_t comm_stats(ar_comm*, ar_stats*);
+int32_t comm_close(ar_comm*, ar_error*);
+int32_t comm_free(ar_comm*);
+
+}  // namespace AR_NS

@@ -1,0 +1,116 @@
+/* allreduce_emulated.h: controls of the emulated backend (docs/architecture.md, "The emulated machine").
+ *
+ * The emulated machine is one per process. Nothing here has any effect on CUDA. Times are simulated microseconds.
+ */
+#ifndef ALLREDUCE_EMULATED_H
+#define ALLREDUCE_EMULATED_H
+
+#include "allreduce.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define AR_EMULATED_MAX_DEVICES 16
+
+typedef enum ar_emulated_drive {
+  AR_DRIVE_BACKGROUND = 0, /* a worker thread runs the devices; deadlines use real time (the default) */
+  AR_DRIVE_STEPPED = 1     /* work advances only inside calls that wait or query; deterministic by seed */
+} ar_emulated_drive;
+
+typedef enum ar_emulated_schedule {
+  AR_SCHEDULE_FIFO = 0,       /* earliest simulated time first: times mean something */
+  AR_SCHEDULE_RANDOM = 1,     /* any ready operation, by seed */
+  AR_SCHEDULE_ADVERSARIAL = 2 /* the latest possible: newest first, copies last, one device starved by seed */
+} ar_emulated_schedule;
+
+/* One device. Rates are GB/s (10^9 bytes per second); 0 takes the default: the reference machine's, a PCIe 5 x16
+ * link (55 one way, 48 each way with both directions busy). */
+typedef struct ar_emulated_device {
+  double h2d_gbs, d2h_gbs;   /* one direction alone */
+  double duplex_gbs;         /* each direction while both are busy */
+  double memory_gbs;         /* device memory, default 4000 */
+  double kernel_host_gbs;    /* a kernel's own loads and stores to host memory, default 28 */
+  int32_t sms;               /* default 132 */
+  int32_t resident_blocks;   /* blocks resident at once on the device, default 132 * 2 */
+  int32_t cc_major, cc_minor; /* default 9.0 */
+  int32_t uplink;            /* index of the shared uplink this device hangs on, -1: none */
+  int32_t reserved;
+  int64_t memory_bytes;      /* default 8 GiB; allocations beyond it fail */
+} ar_emulated_device;
+
+typedef struct ar_emulated_machine {
+  uint32_t size;             /* sizeof(ar_emulated_machine) */
+  int32_t devices;           /* 1..AR_EMULATED_MAX_DEVICES */
+  ar_emulated_device device[AR_EMULATED_MAX_DEVICES];
+  double uplink_gbs[AR_EMULATED_MAX_DEVICES]; /* each direction, by uplink index */
+  double host_gbs;           /* all flows together through host memory, default 184 (four flows of 46) */
+  double peer_gbs;           /* peer copies and stores, default 376 */
+  uint8_t peer[AR_EMULATED_MAX_DEVICES][AR_EMULATED_MAX_DEVICES]; /* 1: the driver grants peer access */
+  double copy_us;            /* fixed cost of a copy, default 3 */
+  double launch_us;          /* launch of a kernel, default 2 */
+  double hop_us;             /* event from one device seen by another, default 4.8 less the launch */
+  double flag_us;            /* flag through pinned memory, one way, default 1.6 */
+  int32_t drive;             /* ar_emulated_drive */
+  int32_t schedule;          /* ar_emulated_schedule */
+  uint64_t seed;
+} ar_emulated_machine;
+
+/* Fills *machine with the defaults: n devices, no peer access, background drive. */
+AR_API void ar_emulated_defaults(ar_emulated_machine* machine, int32_t n);
+
+/* Replaces the emulated machine. AR_ERR_ARGUMENT while anything of the old one is still allocated, unless force is 1
+ * (then all old handles are dead). The first use of the backend without this call makes 8 default devices. */
+AR_API int32_t ar_emulated_configure(const ar_emulated_machine* machine, int32_t force, ar_error* error);
+
+/* The simulated clock. */
+AR_API double ar_emulated_now_us(void);
+
+/* Kinds of calls that a fault can hit. */
+typedef enum ar_emulated_call {
+  AR_CALL_MALLOC_DEVICE = 0,
+  AR_CALL_MALLOC_HOST = 1,
+  AR_CALL_COPY = 2,
+  AR_CALL_LAUNCH = 3,
+  AR_CALL_RECORD = 4,
+  AR_CALL_WAIT = 5,
+  AR_CALL_STREAM_CREATE = 6,
+  AR_CALL_EVENT_CREATE = 7,
+  AR_CALL_GRAPH = 8,
+  AR_CALL_KINDS = 9
+} ar_emulated_call;
+
+/* The nth next call of this kind (1 = the next) fails with a runtime error, once; 0 clears the fault. */
+AR_API void ar_emulated_fail(int32_t call, int64_t nth);
+
+/* Takes one ordering primitive (csrc/order.h) out, so that a test can show that its absence is noticed; 0: none. */
+AR_API void ar_emulated_mutate(int32_t order_id);
+/* Name and one-sentence meaning of an ordering primitive, NULL past the last; ids start at 1. */
+AR_API const char* ar_emulated_order_name(int32_t order_id);
+AR_API const char* ar_emulated_order_text(int32_t order_id);
+/* How often an ordering primitive was passed since the machine was configured. */
+AR_API int64_t ar_emulated_order_count(int32_t order_id);
+
+/* One finished operation, for timelines. */
+typedef struct ar_emulated_record {
+  double start_us, end_us;
+  int32_t device;
+  int32_t kind;     /* 0 kernel, 1 host-to-device, 2 device-to-host, 3 device-to-device, 4 other */
+  uint64_t stream;
+  int64_t bytes;
+  char name[32];    /* kernel's name, or "copy" */
+} ar_emulated_record;
+/* Starts (on = 1) or stops recording; starting drops earlier records. */
+AR_API void ar_emulated_trace(int32_t on);
+/* Copies up to n records to out, in order of their end; returns how many there are. */
+AR_API int64_t ar_emulated_trace_read(ar_emulated_record* out, int64_t n);
+
+/* The last deadlock or misuse report, "" if none (text for people; valid until the next call). */
+AR_API const char* ar_emulated_report(void);
+/* Allocations, streams, events and graphs of the emulated machine that are alive. */
+AR_API int64_t ar_emulated_live_objects(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* ALLREDUCE_EMULATED_H */

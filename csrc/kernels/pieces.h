@@ -1,0 +1,90 @@
+// The two kernels of the copy-engine path: rank values to wire values, and the sum of a piece. No waiting in either.
+#pragma once
+
+#include "types.h"
+
+namespace AR_NS {
+
+constexpr int kPieceThreads = 256;
+
+// Elements [first, end) of a rank's tensor as contiguous wire values.
+template <class T, class W>
+struct ToWire {
+  static constexpr const char* kName = "convert";
+  static constexpr int kMaxThreads = kPieceThreads;
+  View from;
+  Vec16* to;
+  int64_t first, end;
+
+  AR_DEVICE void operator()(Block& b) const {
+    constexpr int K = kPerVec<W>;
+    const int64_t packs = (end - first + K - 1) / K;
+    const int64_t share = (packs + b.count() - 1) / b.count();
+    const int64_t lo = b.index() * share;
+    const int64_t n = packs - lo < share ? packs - lo : share;
+    if (n <= 0) return;
+    b.reads(from.base + (first + lo * K) * static_cast<int64_t>(sizeof(typename T::Bits)),
+            n * K * static_cast<int64_t>(sizeof(typename T::Bits)));
+    b.writes(to + lo, n * 16);
+    b.each(n, [&](int64_t i) {
+      float v[K];
+      Vec16 w;
+      load_elements<T, K>(from, first + (lo + i) * K, end, v);
+      pack<W, K>(v, w.w);
+      to[lo + i] = w;
+    });
+  }
+};
+
+// recv[first, end) = the ranks' wire values, added in rank order in F32. A null peer is absent: it adds +0 in its place.
+template <class T, class W>
+struct SumPiece {
+  static constexpr const char* kName = "sum";
+  static constexpr int kMaxThreads = kPieceThreads;
+  View send, recv;
+  const Vec16* peer[8];
+  int64_t first, end;
+  Finish finish_;
+  int rank, world;
+  int absent;
+
+  AR_DEVICE void operator()(Block& b) const {
+    constexpr int K = kPerVec<W>;
+    const int64_t packs = (end - first + K - 1) / K;
+    const int64_t share = (packs + b.count() - 1) / b.count();
+    const int64_t lo = b.index() * share;
+    const int64_t n = packs - lo < share ? packs - lo : share;
+    if (n <= 0) return;
+    const int64_t bytes = n * K * static_cast<int64_t>(sizeof(typename T::Bits));
+    const int64_t at = (first + lo * K) * static_cast<int64_t>(sizeof(typename T::Bits));
+    if (!absent) b.reads(send.base + at, bytes);
+    AR_NO_UNROLL
+    for (int r = 0; r < world; r++)
+      if (r != rank && peer[r] != nullptr) b.reads(peer[r] + lo, n * 16);
+    b.writes(recv.base + at, bytes);
+    b.each(n, [&](int64_t i) {
+      const int64_t e = first + (lo + i) * K;
+      float acc[K];
+      AR_NO_UNROLL
+      for (int r = 0; r < world; r++) {
+        float v[K];
+        if (r == rank && !absent) {
+          load_elements<T, K>(send, e, end, v);
+          through_wire<W, K>(v);
+        } else if (r != rank && peer[r] != nullptr) {
+          const Vec16 w = peer[r][lo + i];
+          unpack<W, K>(w.w, v);
+        } else {
+AR_UNROLL
+          for (int k = 0; k < K; k++) v[k] = 0.0f;
+        }
+AR_UNROLL
+        for (int k = 0; k < K; k++) acc[k] = r == 0 ? v[k] : add_rn(acc[k], v[k]);
+      }
+      finish<W, K>(finish_, acc);
+      store_elements<T, K>(recv, e, end, acc);
+    });
+  }
+};
+
+}  // namespace AR_NS

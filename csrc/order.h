@@ -1,0 +1,36 @@
+// Every ordering primitive of the transports, by id: each wait, fence, flag and slot turn goes through one wrapper with
+// one of these, so that tests can list them, count them and take each one out (docs/reliability.md, "Mutations").
+// A new primitive gets a line here; a primitive that no test misses when it is taken out is deleted.
+#pragma once
+
+// clang-format off
+#define AR_ORDER_LIST(X)                                                                                             \
+  X(call_order,         "a call waits for the previous call's end when its stream is another one")                  \
+  X(internal_ll_wait,   "internal, small: a data word is used only with this epoch's flag beside it")               \
+  X(internal_fence,     "internal, large: payload is visible system-wide before the block's flag")                  \
+  X(internal_flag,      "internal, large: the block's flag is raised after its payload")                            \
+  X(internal_wait,      "internal, large: a peer's payload is read after that block's flag")                        \
+  X(internal_slot,      "internal: slots alternate, so that a block writes where its peers have read")              \
+  X(internal_join,      "internal: ranks of one device share a launch, which waits for and is awaited by their streams")  \
+  X(ce_send_ready,      "copy-engine: an upload starts after the caller's stream came to this call")                \
+  X(ce_converted,       "copy-engine: a piece is uploaded after its conversion")                                    \
+  X(ce_convert_reuse,   "copy-engine: a conversion waits for the upload that used its ring place")                  \
+  X(ce_slot_free,       "copy-engine: an upload waits until the peers have read the pinned slot it overwrites")     \
+  X(ce_chunk_arrived,   "copy-engine: a chunk is downloaded after its upload")                                      \
+  X(ce_receive_reuse,   "copy-engine: a download waits for the sum that read its ring place")                       \
+  X(ce_downloaded,      "copy-engine: a piece is summed after its download")                                        \
+  X(ce_send_reuse,      "copy-engine: with an F32 wire the caller's stream waits for its own uploads")              \
+  X(ce_join,            "copy-engine: a captured call ends joined to its peers' downloads")
+// clang-format on
+
+namespace ar {
+
+enum class Order : int {
+  none = 0,
+#define AR_ORDER_ID(name, text) name,
+  AR_ORDER_LIST(AR_ORDER_ID)
+#undef AR_ORDER_ID
+      count
+};
+
+}  // namespace ar

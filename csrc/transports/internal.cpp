@@ -1,0 +1,193 @@
+// `internal`: small reductions through mapped pinned host memory, one launch per GPU (protocol: kernels/exchange.h).
+//
+// Constants, measured on two H200 (PCIe 5 x16), 2026-11-30, spec 2.1: 8 blocks per rank fill the link (more: under 4 %);
+// from 64 KiB on the wire plain stores with a flag per block beat LL words; kernels moving all four flows stop at 28 GB/s
+// each, so nothing is gained by more memory: 4 MiB of pinned memory per rank, larger payloads in rounds.
+// Included by all_*.cpp.
+#include "transport.h"
+
+namespace AR_NS {
+
+namespace {
+
+constexpr int64_t kLLBelow = 64 << 10;            // wire bytes
+constexpr int64_t kLLRegion = 256 << 10;          // both slots: 64 KiB of data doubled by flags, twice
+constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
+constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
+constexpr int64_t kPinned = kLLRegion + kPlainRegion + kFlagRegion;
+static_assert(kPinned <= 4 << 20, "spec 2.1: at most 4 MiB pinned per GPU");
+
+int64_t round_down(int64_t v, int64_t to) { return v / to * to; }
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+class Internal final : public Transport {
+ public:
+  explicit Internal(Comm& comm) : comm_(comm) {
+    for (int r = 0; r < comm.world(); r++) {
+      const DeviceInfo& d = comm.rank(r).info;
+      // Ranks of one device are served by one launch, led by the first of them.
+      int lead = r;
+      for (int q = 0; q < r; q++)
+        if (comm.rank(q).device == comm.rank(r).device) {
+          lead = q;
+          break;
+        }
+      lead_.push_back(lead);
+      if (d.cc_major < 7)
+        missing_ = "path internal needs compute capability 7.0 (threads of a warp that wait for each other): device " +
+                   std::to_string(comm.rank(r).device) + " has " + std::to_string(d.cc_major) + "." +
+                   std::to_string(d.cc_minor);
+    }
+  }
+
+  const std::string& missing() const override { return missing_; }
+  const char* refuses(int32_t type, int32_t wire, bool) const override {
+    return with_types(type, wire, [](auto, auto) {}) ? nullptr : "there is no such kernel";
+  }
+
+  // Memory and kernels, both at once: the communicator calls this when it is made, so that nothing is loaded while a
+  // kernel spins.
+  int32_t prepare(int64_t, ar_error* e) override {
+    if (ready_) return AR_OK;
+    const int n = comm_.world();
+    if (n == 1) return AR_OK;
+    blocks_ = comm_.blocks();
+    ll_bytes_ = round_down(kLLRegion / 2 / blocks_, 16);
+    plain_bytes_ = round_down(kPlainRegion / 2 / blocks_, 16);
+    for (int r = 0; r < n; r++) {
+      void* host = nullptr;
+      void* device = nullptr;
+      if (const int32_t s = comm_.allocate_pinned(r, kPinned, &host, &device, e)) return s;
+      std::memset(host, 0, kPinned);
+      char* at = static_cast<char*>(device);
+      wire_[r].ll = at;
+      wire_[r].plain = at + kLLRegion;
+      wire_[r].flags = reinterpret_cast<uint32_t*>(at + kLLRegion + kPlainRegion);
+      if (comm_.first_epoch() != 0) {
+        // As after so many epochs: the flags stand where the counters do.
+        auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + kLLRegion + kPlainRegion);
+        for (int b = 0; b < kMaxBlocks; b++) flags[b * kFlagStride] = comm_.first_epoch();
+      }
+      // Epochs: one per block for LL, one per block for plain. Put there by a copy that has ended when this returns.
+      void* epochs = nullptr;
+      if (const int32_t s = comm_.allocate_device(r, 2 * kMaxBlocks * sizeof(uint32_t), &epochs, e)) return s;
+      uint32_t first[2 * kMaxBlocks];
+      for (uint32_t& f : first) f = comm_.first_epoch();
+      const Code c = copy_blocking(epochs, first, sizeof(first), CopyKind::host_to_device);
+      if (c != kOk) return comm_.runtime_error(c, r, "setting epochs", e);
+      epochs_[r] = static_cast<uint32_t*>(epochs);
+    }
+    for (int r = 0; r < n; r++) {
+      if (lead_[static_cast<size_t>(r)] != r) continue;
+      Code c = set_device(comm_.rank(r).device);
+      int resident = 1 << 30;
+      for_all_types([&](auto t, auto w) {
+        using K = Exchange<decltype(t), decltype(w)>;
+        int blocks = 0;
+        if (c == kOk) c = load_kernel<K>();
+        if (c == kOk) c = resident_blocks<K>(kExchangeThreads, &blocks);
+        if (blocks < resident) resident = blocks;
+      });
+      if (c != kOk) return comm_.runtime_error(c, r, "loading the exchange kernels", e);
+      int locals = 0;
+      for (int q = 0; q < n; q++) locals += lead_[static_cast<size_t>(q)] == r;
+      if (locals * blocks_ > resident) {
+        missing_ = "path internal needs " + std::to_string(locals) + " ranks x " + std::to_string(blocks_) +
+                   " blocks resident at once on device " + std::to_string(comm_.rank(r).device) + ", which holds " +
+                   std::to_string(resident);
+        return AR_OK;
+      }
+    }
+    ready_ = true;
+    return AR_OK;
+  }
+
+  int32_t enqueue(Call& call, ar_error* e) override {
+    int32_t status = AR_OK;
+    with_types(call.type, call.wire, [&](auto t, auto w) { status = enqueue_as<decltype(t), decltype(w)>(call, e); });
+    return status;
+  }
+
+  void memory(int r, int64_t* device, int64_t* pinned) const override {
+    if (wire_[r].ll == nullptr) return;
+    *device = 2 * kMaxBlocks * sizeof(uint32_t);
+    *pinned = kPinned;
+  }
+
+ private:
+  template <class T, class W>
+  int32_t enqueue_as(Call& call, ar_error* e) {
+    using K = Exchange<T, W>;
+    constexpr int64_t wire_size = sizeof(typename W::Bits);
+    const int n = comm_.world();
+    const int64_t wire_bytes = call.count * wire_size;
+    K k;
+    std::memset(static_cast<void*>(&k), 0, sizeof(k));
+    k.ll = wire_bytes < kLLBelow;
+    const int64_t pack_bytes = k.ll ? 8 : 16;
+    const int64_t block_bytes = k.ll ? ll_bytes_ / 2 : plain_bytes_;  // of wire data in one block's slot
+    const int64_t wanted = divide_up(divide_up(wire_bytes, pack_bytes), kExchangeThreads);
+    k.blocks = static_cast<int>(wanted < blocks_ ? wanted : blocks_);
+    k.slot_blocks = blocks_;
+    // A share is a whole number of 16-byte packs, so a round is too.
+    k.round = round_down(block_bytes, 16) / wire_size * k.blocks;
+    k.count = call.count;
+    k.ll_bytes = ll_bytes_;
+    k.plain_bytes = plain_bytes_;
+    k.abort = comm_.board().abort_device;
+    k.timeout_ns = comm_.timeout_ns();
+    k.finish_ = finish_for(call, n);
+    k.world = n;
+    k.call = static_cast<uint32_t>(call.number);
+    for (int r = 0; r < n; r++) k.wire[r] = wire_[r];
+
+    for (int lead = 0; lead < n; lead++) {
+      if (lead_[static_cast<size_t>(lead)] != lead) continue;
+      Code c = set_device(comm_.rank(lead).device);
+      if (c != kOk) return comm_.runtime_error(c, lead, "choosing the device", e);
+      const Stream stream = call.parts[static_cast<size_t>(lead)].stream;
+      int locals = 0;
+      for (int r = lead; r < n; r++) {
+        if (lead_[static_cast<size_t>(r)] != lead) continue;
+        const Part& p = call.parts[static_cast<size_t>(r)];
+        auto& local = k.local[locals++];
+        local.send = p.send;
+        local.recv = p.recv;
+        local.absent = p.absent;
+        local.rank = r;
+        local.epochs = epochs_[r] + (k.ll ? 0 : kMaxBlocks);
+        local.records = comm_.board().records_device[r];
+        if (p.stream == stream) continue;
+        if (const int32_t s = comm_.record(call.lane[r]->ready, r, p.stream, e)) return s;
+        if (const int32_t s = comm_.await(Order::internal_join, r, stream, call.lane[r]->ready, e)) return s;
+      }
+      c = launch(k, k.blocks * locals, kExchangeThreads, stream);
+      if (c != kOk) return comm_.runtime_error(c, lead, "launching the exchange kernel", e);
+      call.enqueued = true;
+      if (locals == 1) continue;
+      if (const int32_t s = comm_.record(call.lane[lead]->ready, lead, stream, e)) return s;
+      for (int r = lead + 1; r < n; r++) {
+        if (lead_[static_cast<size_t>(r)] != lead || call.parts[static_cast<size_t>(r)].stream == stream) continue;
+        if (const int32_t s = comm_.await(Order::internal_join, r, call.parts[static_cast<size_t>(r)].stream,
+                                          call.lane[lead]->ready, e))
+          return s;
+      }
+    }
+    return AR_OK;
+  }
+
+  Comm& comm_;
+  std::string missing_;
+  std::vector<int> lead_;
+  bool ready_ = false;
+  int blocks_ = 0;
+  int64_t ll_bytes_ = 0, plain_bytes_ = 0;
+  Wire wire_[kMaxRanks] = {};
+  uint32_t* epochs_[kMaxRanks] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_internal(Comm& comm) { return std::make_unique<Internal>(comm); }
+
+}  // namespace AR_NS

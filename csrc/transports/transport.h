@@ -1,0 +1,75 @@
+// What every transport is to the communicator: made once, then asked to enqueue calls. The table of them is in comm.cpp.
+//
+// Data flows one way: a Call comes down with everything checked, the transport enqueues it on the callers' streams and on
+// streams of its own, and never waits on the host.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../comm.h"
+
+namespace AR_NS {
+
+// One rank's part of a call, checked.
+struct Part {
+  Stream stream = nullptr;
+  View send{}, recv{};
+  bool absent = false;
+};
+
+struct Call {
+  std::vector<Part>& parts;  // by rank
+  int64_t count = 0;
+  int32_t type = 0, wire = 0, op = 0;
+  bool strided = false;
+  uint64_t number = 0;
+  Lane* lane[kMaxRanks] = {};  // streams and events this call may use: the eager ones, or those of its capture
+  bool captured = false;
+  bool one_capture = false;  // every stream is in the same capture
+  bool enqueued = false;     // set once something was enqueued: a failure after that breaks the communicator
+};
+
+// Turns checked buffers into a Call's parts.
+void fill_parts(const ar_buffer* bufs, std::vector<Part>& parts, Call& call);
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  // Why this path does not exist here, "" if it does.
+  virtual const std::string& missing() const = 0;
+  // Why it cannot serve this type and wire, nullptr if it can.
+  virtual const char* refuses(int32_t type, int32_t wire, bool strided) const = 0;
+  virtual int32_t prepare(int64_t max_bytes, ar_error* e) = 0;
+  virtual int32_t enqueue(Call& call, ar_error* e) = 0;
+  virtual void memory(int rank, int64_t* device_bytes, int64_t* pinned_bytes) const = 0;
+};
+
+std::unique_ptr<Transport> make_internal(Comm& comm);
+std::unique_ptr<Transport> make_copy_engine(Comm& comm);
+
+// Calls f(T{}, W{}) for the payload and wire types; false where no such kernel exists.
+template <class F>
+bool with_types(int32_t type, int32_t wire, F f) {
+  if (type == AR_F32 && wire == AR_F32) return f(F32{}, F32{}), true;
+  if (type == AR_F32 && wire == AR_BF16) return f(F32{}, BF16{}), true;
+  if (type == AR_F32 && wire == AR_F16) return f(F32{}, F16{}), true;
+  if (type == AR_F16 && wire == AR_F16) return f(F16{}, F16{}), true;
+  if (type == AR_BF16 && wire == AR_BF16) return f(BF16{}, BF16{}), true;
+  return false;
+}
+template <class F>
+void for_all_types(F f) {
+  for (int32_t t : {AR_F32, AR_F16, AR_BF16})
+    for (int32_t w : {AR_F32, AR_F16, AR_BF16}) with_types(t, w, f);
+}
+
+inline Finish finish_for(const Call& call, int world) {
+  Finish f;
+  f.divisor = call.op == AR_AVG ? static_cast<float>(world) : 0.0f;
+  f.to_wire = world >= 3 && call.wire != call.type;
+  return f;
+}
+
+}  // namespace AR_NS

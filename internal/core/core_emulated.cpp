@@ -1,0 +1,7 @@
+//go:build cgo && linux && (amd64 || arm64) && !cuda
+
+// The one place where cgo compiles the C core: every other file of csrc comes in from here. Go's build cache does not
+// watch included files of other folders; `make` passes -DAR_SOURCE_HASH so that an edit is seen (CONTRIBUTING.md).
+#define AR_WITH_CUDA 0
+#include "../../csrc/all_emulated.cpp"
+#include "../../csrc/api.cpp"

@@ -1,0 +1,196 @@
+//go:build cgo && linux && (amd64 || arm64)
+
+package core
+
+// #include "allreduce.h"
+import "C"
+
+import "unsafe"
+
+// DeviceCount is ar_device_count.
+func DeviceCount(backend int32) (int, *Error) {
+	if abiError != nil {
+		return 0, abiError
+	}
+	var n C.int32_t
+	e := blank()
+	err := convert(C.ar_device_count(C.int32_t(backend), &n, &e), &e)
+	return int(n), err
+}
+
+// GetDeviceInfo is ar_device_get_info.
+func GetDeviceInfo(backend int32, dev int) (DeviceInfo, *Error) {
+	var i C.ar_device_info
+	e := blank()
+	if err := convert(C.ar_device_get_info(C.int32_t(backend), C.int32_t(dev), &i, &e), &e); err != nil {
+		return DeviceInfo{}, err
+	}
+	return DeviceInfo{
+		Name: C.GoString(&i.name[0]), UUID: C.GoString(&i.uuid[0]), BusID: C.GoString(&i.bus_id[0]),
+		CCMajor: int(i.cc_major), CCMinor: int(i.cc_minor),
+		SMs: int(i.sms), CopyEngines: int(i.copy_engines),
+		MemoryBytes: int64(i.memory_bytes), Simulated: i.simulated != 0,
+	}, nil
+}
+
+// CanAccessPeer is ar_device_can_access_peer.
+func CanAccessPeer(backend int32, dev, peer int) (bool, *Error) {
+	var can C.int32_t
+	e := blank()
+	err := convert(C.ar_device_can_access_peer(C.int32_t(backend), C.int32_t(dev), C.int32_t(peer), &can, &e), &e)
+	return can != 0, err
+}
+
+// Malloc is ar_device_malloc.
+func Malloc(backend int32, dev int, bytes int64) (uint64, *Error) {
+	var p C.ar_ptr
+	e := blank()
+	err := convert(C.ar_device_malloc(C.int32_t(backend), C.int32_t(dev), C.int64_t(bytes), &p, &e), &e)
+	return uint64(p), err
+}
+
+// Free is ar_device_free.
+func Free(backend int32, dev int, p uint64) *Error {
+	e := blank()
+	return convert(C.ar_device_free(C.int32_t(backend), C.int32_t(dev), C.ar_ptr(p), &e), &e)
+}
+
+// MallocHost is ar_host_malloc.
+func MallocHost(backend int32, bytes int64) (uint64, *Error) {
+	var p C.ar_ptr
+	e := blank()
+	err := convert(C.ar_host_malloc(C.int32_t(backend), C.int64_t(bytes), &p, &e), &e)
+	return uint64(p), err
+}
+
+// FreeHost is ar_host_free.
+func FreeHost(backend int32, p uint64) *Error {
+	e := blank()
+	return convert(C.ar_host_free(C.int32_t(backend), C.ar_ptr(p), &e), &e)
+}
+
+// CopyToDevice is ar_copy_to_device.
+func CopyToDevice(backend int32, dev int, dst uint64, src []byte) *Error {
+	e := blank()
+	return convert(C.ar_copy_to_device(C.int32_t(backend), C.int32_t(dev), C.ar_ptr(dst),
+		unsafe.Pointer(unsafe.SliceData(src)), C.int64_t(len(src)), &e), &e)
+}
+
+// CopyToHost is ar_copy_to_host.
+func CopyToHost(backend int32, dev int, dst []byte, src uint64) *Error {
+	e := blank()
+	return convert(C.ar_copy_to_host(C.int32_t(backend), C.int32_t(dev),
+		unsafe.Pointer(unsafe.SliceData(dst)), C.ar_ptr(src), C.int64_t(len(dst)), &e), &e)
+}
+
+// CopyAsync is ar_copy_async.
+func CopyAsync(backend int32, dev int, dst, src uint64, bytes int64, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_copy_async(C.int32_t(backend), C.int32_t(dev), C.ar_ptr(dst), C.ar_ptr(src),
+		C.int64_t(bytes), C.ar_stream(stream), &e), &e)
+}
+
+// FillAsync is ar_fill_async.
+func FillAsync(backend int32, dev int, dst uint64, b byte, bytes int64, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_fill_async(C.int32_t(backend), C.int32_t(dev), C.ar_ptr(dst), C.int32_t(b),
+		C.int64_t(bytes), C.ar_stream(stream), &e), &e)
+}
+
+// StreamCreate is ar_stream_create.
+func StreamCreate(backend int32, dev int) (uint64, *Error) {
+	var s C.ar_stream
+	e := blank()
+	err := convert(C.ar_stream_create(C.int32_t(backend), C.int32_t(dev), &s, &e), &e)
+	return uint64(s), err
+}
+
+// StreamDestroy is ar_stream_destroy.
+func StreamDestroy(backend int32, dev int, s uint64) *Error {
+	e := blank()
+	return convert(C.ar_stream_destroy(C.int32_t(backend), C.int32_t(dev), C.ar_stream(s), &e), &e)
+}
+
+// StreamSynchronize is ar_stream_synchronize.
+func StreamSynchronize(backend int32, dev int, s uint64) *Error {
+	e := blank()
+	return convert(C.ar_stream_synchronize(C.int32_t(backend), C.int32_t(dev), C.ar_stream(s), &e), &e)
+}
+
+// StreamQuery is ar_stream_query: StatusPending while work is left.
+func StreamQuery(backend int32, dev int, s uint64) *Error {
+	e := blank()
+	return convert(C.ar_stream_query(C.int32_t(backend), C.int32_t(dev), C.ar_stream(s), &e), &e)
+}
+
+// DeviceSynchronize is ar_device_synchronize.
+func DeviceSynchronize(backend int32, dev int) *Error {
+	e := blank()
+	return convert(C.ar_device_synchronize(C.int32_t(backend), C.int32_t(dev), &e), &e)
+}
+
+// EventCreate is ar_event_create.
+func EventCreate(backend int32, dev int) (uint64, *Error) {
+	var ev C.ar_event
+	e := blank()
+	err := convert(C.ar_event_create(C.int32_t(backend), C.int32_t(dev), &ev, &e), &e)
+	return uint64(ev), err
+}
+
+// EventDestroy is ar_event_destroy.
+func EventDestroy(backend int32, dev int, ev uint64) *Error {
+	e := blank()
+	return convert(C.ar_event_destroy(C.int32_t(backend), C.int32_t(dev), C.ar_event(ev), &e), &e)
+}
+
+// EventRecord is ar_event_record.
+func EventRecord(backend int32, dev int, ev, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_event_record(C.int32_t(backend), C.int32_t(dev), C.ar_event(ev), C.ar_stream(stream), &e), &e)
+}
+
+// EventWait is ar_event_wait.
+func EventWait(backend int32, dev int, ev, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_event_wait(C.int32_t(backend), C.int32_t(dev), C.ar_event(ev), C.ar_stream(stream), &e), &e)
+}
+
+// EventSynchronize is ar_event_synchronize.
+func EventSynchronize(backend int32, dev int, ev uint64) *Error {
+	e := blank()
+	return convert(C.ar_event_synchronize(C.int32_t(backend), C.int32_t(dev), C.ar_event(ev), &e), &e)
+}
+
+// EventElapsedUs is ar_event_elapsed_us.
+func EventElapsedUs(backend int32, dev int, start, stop uint64) (float64, *Error) {
+	var us C.double
+	e := blank()
+	err := convert(C.ar_event_elapsed_us(C.int32_t(backend), C.int32_t(dev), C.ar_event(start), C.ar_event(stop), &us, &e), &e)
+	return float64(us), err
+}
+
+// CaptureBegin is ar_capture_begin.
+func CaptureBegin(backend int32, dev int, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_capture_begin(C.int32_t(backend), C.int32_t(dev), C.ar_stream(stream), &e), &e)
+}
+
+// CaptureEnd is ar_capture_end.
+func CaptureEnd(backend int32, dev int, stream uint64) (uint64, *Error) {
+	var g C.ar_graph
+	e := blank()
+	err := convert(C.ar_capture_end(C.int32_t(backend), C.int32_t(dev), C.ar_stream(stream), &g, &e), &e)
+	return uint64(g), err
+}
+
+// GraphLaunch is ar_graph_launch.
+func GraphLaunch(backend int32, dev int, graph, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_graph_launch(C.int32_t(backend), C.int32_t(dev), C.ar_graph(graph), C.ar_stream(stream), &e), &e)
+}
+
+// GraphDestroy is ar_graph_destroy.
+func GraphDestroy(backend int32, dev int, graph uint64) *Error {
+	e := blank()
+	return convert(C.ar_graph_destroy(C.int32_t(backend), C.int32_t(dev), C.ar_graph(graph), &e), &e)
+}

@@ -1,0 +1,10 @@
+//go:build cgo && linux && (amd64 || arm64) && cuda
+
+package core
+
+// Both backends, from the archive that CMake and nvcc built (make). nvcc's static runtime needs rt, dl and pthread; the
+// driver is looked up at run time, so that the program starts on a machine without one.
+
+// #cgo CPPFLAGS: -I${SRCDIR}/../../csrc/include
+// #cgo LDFLAGS: -L${SRCDIR}/../../build -lallreduce -lcudart_static -Wl,-Bstatic -lstdc++ -Wl,-Bdynamic -lrt -ldl -lpthread
+import "C"

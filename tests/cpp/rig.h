@@ -1,0 +1,258 @@
+// A machine of emulated devices with one communicator, tensors with awkward values, and an independent reference.
+// Everything goes through the public C API.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "include/allreduce.h"
+#include "include/allreduce_emulated.h"
+
+namespace rig {
+
+constexpr int B = AR_BACKEND_EMULATED;
+
+inline void expect_ok(int32_t status, const ar_error& e, const char* what) {
+  ASSERT_EQ(status, AR_OK) << what << ": " << e.message << "\n" << ar_emulated_report();
+}
+
+// ---- reference: written for clarity, shares nothing with csrc ------------------------------------------------------
+
+inline float bits_to_float(uint32_t u) {
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+inline uint32_t float_to_bits(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+}
+// Rounds to nearest even by trying the two neighbours: slow, and nothing like the library's way.
+inline uint16_t narrow(float f, int exponent_bits, int fraction_bits) {
+  if (std::isnan(f)) return 0x7FFF;
+  const uint16_t sign = std::signbit(f) ? 0x8000 : 0;
+  const double a = std::fabs(static_cast<double>(f));
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const auto value = [&](uint32_t code) {
+    const uint32_t ex = code >> fraction_bits, fr = code & ((1u << fraction_bits) - 1);
+    return ex == 0 ? std::ldexp(static_cast<double>(fr), 1 - bias - fraction_bits)
+                   : std::ldexp(static_cast<double>(fr + (1u << fraction_bits)), static_cast<int>(ex) - bias - fraction_bits);
+  };
+  const uint32_t inf = ((1u << exponent_bits) - 1) << fraction_bits;
+  // The largest code whose value is not above a; infinity counts as the next power of two here.
+  uint32_t lo = 0, hi = inf;
+  if (a >= value(inf)) return static_cast<uint16_t>(sign | inf);
+  while (hi - lo > 1) {
+    const uint32_t mid = (lo + hi) / 2;
+    (value(mid) <= a ? lo : hi) = mid;
+  }
+  const double below = a - value(lo), above = value(hi) - a;
+  const uint32_t code = below < above ? lo : above < below ? hi : (lo & 1) == 0 ? lo : hi;
+  return static_cast<uint16_t>(sign | code);
+}
+inline float widen(uint16_t h, int exponent_bits, int fraction_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const uint32_t ex = (h >> fraction_bits) & ((1u << exponent_bits) - 1), fr = h & ((1u << fraction_bits) - 1);
+  double v;
+  if (ex == (1u << exponent_bits) - 1)
+    v = fr != 0 ? NAN : INFINITY;
+  else if (ex == 0)
+    v = std::ldexp(static_cast<double>(fr), 1 - bias - fraction_bits);
+  else
+    v = std::ldexp(static_cast<double>(fr + (1u << fraction_bits)), static_cast<int>(ex) - bias - fraction_bits);
+  return static_cast<float>((h & 0x8000) != 0 ? -v : v);
+}
+inline uint32_t encode(float f, int type) {
+  if (type == AR_F32) return std::isnan(f) ? 0x7FFFFFFFu : float_to_bits(f);
+  return type == AR_F16 ? narrow(f, 5, 10) : narrow(f, 8, 7);
+}
+inline float decode(uint32_t u, int type) {
+  if (type == AR_F32) return bits_to_float(u);
+  return type == AR_F16 ? widen(static_cast<uint16_t>(u), 5, 10) : widen(static_cast<uint16_t>(u), 8, 7);
+}
+inline uint32_t reference(const std::vector<uint32_t>& in, const std::vector<bool>& absent, int type, int wire, int op) {
+  float acc = 0;
+  for (size_t r = 0; r < in.size(); r++) {
+    const float v = absent[r] ? 0.0f : decode(encode(decode(in[r], type), wire), wire);
+    acc = r == 0 ? v : acc + v;
+  }
+  if (op == AR_AVG) acc = acc / static_cast<float>(in.size());
+  if (in.size() >= 3 && wire != type) acc = decode(encode(acc, wire), wire);
+  return encode(acc, type);
+}
+
+// ---- tensors ------------------------------------------------------------------------------------------------------
+
+inline uint32_t awkward(std::mt19937_64& rng, int type) {
+  static const float special[] = {0.0f,  -0.0f,     INFINITY, -INFINITY, NAN,        1e-45f, -1e-40f,
+                                  3e38f, -3.4e38f, 65504.f,  65520.f,   0x1.01p0f, 1.17549435e-38f};
+  const uint64_t x = rng();
+  if (x % 16 == 0) return encode(special[(x >> 8) % (sizeof(special) / sizeof(special[0]))], type);
+  if (x % 16 == 1 && type == AR_F32) return static_cast<uint32_t>(x >> 32);  // any bits at all
+  std::normal_distribution<float> normal(0, 1);
+  return encode(normal(rng), type);
+}
+
+struct Case {
+  int path = AR_PATH_INTERNAL, type = AR_F32, wire = AR_F32, op = AR_SUM;
+  int64_t count = 0;
+  bool in_place = false;
+  int offset = 0;  // elements past a 256-byte boundary
+  int rows = 0;
+  int pad = 0;     // elements between rows
+  std::vector<bool> absent;
+};
+
+struct Machine {
+  int schedule = AR_SCHEDULE_FIFO;
+  uint64_t seed = 1;
+  int drive = AR_DRIVE_STEPPED;
+  int devices = 2;
+};
+
+class Rig {
+ public:
+  Rig(const Machine& m, int ranks, int64_t ring = 1 << 20, int64_t chunk = 64 << 10, int blocks = 0, int timeout_ms = 0,
+      uint32_t first_epoch = 0)
+      : ranks_(ranks), rng_(m.seed * 7919 + 13) {
+    ar_emulated_machine machine;
+    ar_emulated_defaults(&machine, m.devices);
+    machine.drive = m.drive;
+    machine.schedule = m.schedule;
+    machine.seed = m.seed;
+    expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
+    std::vector<int32_t> devices;
+    for (int r = 0; r < ranks; r++) devices.push_back(r % m.devices);
+    devices_.assign(devices.begin(), devices.end());
+    ar_options o{};
+    o.size = sizeof(o);
+    o.backend = B;
+    o.world = ranks;
+    o.devices = devices.data();
+    o.ring_bytes = ring;
+    o.chunk_bytes = chunk;
+    o.blocks = blocks;
+    o.spin_timeout_ms = timeout_ms;
+    o.first_epoch = first_epoch;
+    expect_ok(ar_comm_create(&o, &comm, &e), e, "create");
+    streams.resize(static_cast<size_t>(ranks));
+    for (int r = 0; r < ranks; r++) expect_ok(ar_stream_create(B, device(r), &streams[static_cast<size_t>(r)], &e), e, "stream");
+  }
+  ~Rig() {
+    ar_comm_free(comm);
+    for (auto& t : tensors_)
+      for (int r = 0; r < ranks_; r++) {
+        ar_device_free(B, device(r), t.base[static_cast<size_t>(r)], &e);
+        if (t.out[static_cast<size_t>(r)] != 0) ar_device_free(B, device(r), t.out[static_cast<size_t>(r)], &e);
+      }
+    for (int r = 0; r < ranks_; r++) ar_stream_destroy(B, device(r), streams[static_cast<size_t>(r)], &e);
+  }
+  int device(int r) const { return devices_[static_cast<size_t>(r)]; }
+  int ranks() const { return ranks_; }
+
+  // Tensors of one call, filled; returns an index.
+  size_t make(Case c) {
+    if (c.absent.empty()) c.absent.assign(static_cast<size_t>(ranks_), false);
+    Tensor t;
+    t.c = c;
+    const int size = ar_type_size(c.type);
+    const int64_t cols = c.rows > 1 ? c.count / c.rows : c.count;
+    const int64_t pitch = (cols + c.pad) * size;
+    t.extent = c.rows > 1 ? pitch * (c.rows - 1) + cols * size : c.count * size;
+    for (int r = 0; r < ranks_; r++) {
+      ar_ptr base = 0, out = 0;
+      expect_ok(ar_device_malloc(B, device(r), t.extent + 256, &base, &e), e, "malloc");
+      if (!c.in_place) expect_ok(ar_device_malloc(B, device(r), t.extent + 256, &out, &e), e, "malloc");
+      t.base.push_back(base);
+      t.out.push_back(out);
+      ar_buffer b{};
+      b.send = base + static_cast<ar_ptr>(c.offset * size);
+      b.recv = c.in_place ? b.send : out + static_cast<ar_ptr>(c.offset * size);
+      b.count = c.count;
+      b.type = c.type;
+      b.op = c.op;
+      b.stream = streams[static_cast<size_t>(r)];
+      b.absent = c.absent[static_cast<size_t>(r)];
+      b.rows = c.rows;
+      b.send_pitch = b.recv_pitch = c.rows > 1 ? pitch : 0;
+      t.bufs.push_back(b);
+    }
+    tensors_.push_back(t);
+    refill(tensors_.size() - 1);
+    return tensors_.size() - 1;
+  }
+  void refill(size_t i) {
+    Tensor& t = tensors_[i];
+    t.in.assign(static_cast<size_t>(ranks_), {});
+    for (int r = 0; r < ranks_; r++) {
+      auto& in = t.in[static_cast<size_t>(r)];
+      std::vector<unsigned char> bytes(static_cast<size_t>(t.extent), 0xEE);
+      const int size = ar_type_size(t.c.type);
+      for (int64_t k = 0; k < t.c.count; k++) {
+        in.push_back(awkward(rng_, t.c.type));
+        std::memcpy(&bytes[static_cast<size_t>(at(t, k))], &in.back(), static_cast<size_t>(size));
+      }
+      expect_ok(ar_copy_to_device(B, device(r), t.bufs[static_cast<size_t>(r)].send, bytes.data(), t.extent, &e), e, "fill");
+    }
+  }
+  int32_t call(size_t i) {
+    const Tensor& t = tensors_[i];
+    return ar_allreduce(comm, t.bufs.data(), ranks_, t.c.path, t.c.wire, &e);
+  }
+  void enqueue(size_t i) { expect_ok(call(i), e, "allreduce"); }
+  void wait() { expect_ok(ar_comm_wait(comm, -1, &e), e, "wait"); }
+  // Elements that are not the reference's, over all ranks.
+  int64_t wrong(size_t i) {
+    const Tensor& t = tensors_[i];
+    const int size = ar_type_size(t.c.type);
+    int64_t bad = 0;
+    std::vector<uint32_t> want;
+    std::vector<uint32_t> column(static_cast<size_t>(ranks_));
+    for (int64_t k = 0; k < t.c.count; k++) {
+      for (int r = 0; r < ranks_; r++) column[static_cast<size_t>(r)] = t.in[static_cast<size_t>(r)][static_cast<size_t>(k)];
+      want.push_back(reference(column, t.c.absent, t.c.type, t.c.wire, t.c.op));
+    }
+    std::vector<unsigned char> bytes(static_cast<size_t>(t.extent));
+    for (int r = 0; r < ranks_; r++) {
+      if (ar_copy_to_host(B, device(r), bytes.data(), t.bufs[static_cast<size_t>(r)].recv, t.extent, &e) != AR_OK) return -1;
+      for (int64_t k = 0; k < t.c.count; k++) {
+        uint32_t got = 0;
+        std::memcpy(&got, &bytes[static_cast<size_t>(at(t, k))], static_cast<size_t>(size));
+        bad += got != want[static_cast<size_t>(k)];
+      }
+    }
+    return bad;
+  }
+  std::vector<ar_buffer>& bufs(size_t i) { return tensors_[i].bufs; }
+
+  ar_error e{};
+  ar_comm* comm = nullptr;
+  std::vector<ar_stream> streams;
+
+ private:
+  struct Tensor {
+    Case c;
+    int64_t extent = 0;
+    std::vector<ar_ptr> base, out;
+    std::vector<ar_buffer> bufs;
+    std::vector<std::vector<uint32_t>> in;
+  };
+  static int64_t at(const Tensor& t, int64_t k) {
+    const int size = ar_type_size(t.c.type);
+    if (t.c.rows <= 1) return k * size;
+    const int64_t cols = t.c.count / t.c.rows;
+    return k / cols * (cols + t.c.pad) * size + k % cols * size;
+  }
+  int ranks_;
+  std::mt19937_64 rng_;
+  std::vector<int> devices_;
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace rig
