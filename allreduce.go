@@ -133,8 +133,12 @@ func newComm(cfg Config) (*Comm, error) {
 	if err != nil {
 		return nil, err
 	}
+	links, warning := linkRates(backend, devices)
+	if warning != "" {
+		warnings = append(warnings, warning)
+	}
 	handle, e := core.CreateComm(core.Options{
-		Backend: int32(backend), Devices: devices, LinkGBs: linkRates(backend, devices),
+		Backend: int32(backend), Devices: devices, LinkGBs: links,
 		RingBytes: s.ringBytes, ChunkBytes: s.copyChunkBytes, Blocks: int32(s.blocks),
 		SpinTimeoutMs: int32(max(s.spinTimeout/time.Millisecond, 1)), NoOp: s.noop,
 	})

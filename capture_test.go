@@ -160,6 +160,8 @@ func TestReplayAfterClose(t *testing.T) {
 				require.ErrorIs(t, r.comm.Err(), allreduce.ErrClosed)
 			})
 		}
+		// What the graphs held is freed by the next communicator that comes or goes.
+		require.NoError(t, newRig(t, d, allreduce.Config{Ranks: 2}).comm.Close())
 	})
 }
 

@@ -19,8 +19,7 @@
   X(ce_chunk_arrived,   "copy-engine: a chunk is downloaded after its upload")                                      \
   X(ce_receive_reuse,   "copy-engine: a download waits for the sum that read its ring place")                       \
   X(ce_downloaded,      "copy-engine: a piece is summed after its download")                                        \
-  X(ce_send_reuse,      "copy-engine: with an F32 wire the caller's stream waits for its own uploads")              \
-  X(ce_join,            "copy-engine: a captured call ends joined to its peers' downloads")
+  X(ce_send_reuse,      "copy-engine: with an F32 wire the caller's stream waits for its own uploads")
 // clang-format on
 
 namespace ar {

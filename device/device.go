@@ -301,6 +301,12 @@ var (
 	ErrDeadlock     = core.ErrDeadlock     // the emulator found waits that nothing can end
 )
 
+// CUDA's codes for a bad pointer or size and for a bad stream, event or graph; the emulated runtime uses the same.
+const (
+	invalidValue  = 1
+	invalidHandle = 400
+)
+
 // wrap turns core's error into this package's; device is the one of the call where core names none.
 func (d Driver) wrap(op string, dev int, e *core.Error) error {
 	if e == nil {
@@ -309,5 +315,9 @@ func (d Driver) wrap(op string, dev int, e *core.Error) error {
 	if e.Device >= 0 {
 		dev = e.Device
 	}
-	return &Error{Op: op, Backend: d.backend, Device: dev, Code: e.Code, Err: e.Sentinel(), Message: e.Error()}
+	sentinel := e.Sentinel()
+	if e.Status == core.StatusRuntime && (e.Code == invalidValue || e.Code == invalidHandle) {
+		sentinel = ErrArgument // here every argument is the caller's
+	}
+	return &Error{Op: op, Backend: d.backend, Device: dev, Code: e.Code, Err: sentinel, Message: e.Error()}
 }

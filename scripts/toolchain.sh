@@ -20,12 +20,12 @@ install() {
   [ "$(cat "$stamp" 2>/dev/null)" != "$installed" ] || return 0
   [ "$(cat "$dir/place" 2>/dev/null)" = "$venv" ] || rm -rf "$venv" "$dir"/*.installed
   echo "$venv" >"$dir/place"
-  say "toolchain: fetching $1 from PyPI into build/toolchain"
-  : >"$log"
   if ! command -v python3 >/dev/null; then
     echo "no python3" >"$log"
     return 1
   fi
+  say "toolchain: fetching $1 from PyPI into build/toolchain"
+  : >"$log"
   # Some distributions have venv without ensurepip; their own pip can then fill it.
   local pip=("$venv/bin/python" -m pip)
   if [ ! -x "$venv/bin/python" ] || { ! "${pip[@]}" --version && [ ! -f "$dir/outer-pip" ]; } >/dev/null 2>&1; then

@@ -61,12 +61,15 @@ func parseList[T any](text string, parse func(string) (T, error)) ([]T, error) {
 	return list, nil
 }
 
+// maxPayload keeps the arithmetic of all sets of buffers inside an int64; no GPU comes near it.
+const maxPayload = 1 << 40
+
 // parseSizes reads --sizes: bytes per rank, whole elements.
 func parseSizes(text string, typ allreduce.Type) ([]int64, error) {
 	return parseList(text, func(part string) (int64, error) {
 		bytes, err := allreduce.ParseBytes(part)
-		if err != nil {
-			return 0, fmt.Errorf("--sizes: %q is no byte count; allowed: whole numbers, K, M or G for 1024, 1024^2, 1024^3", part)
+		if err != nil || bytes > maxPayload {
+			return 0, fmt.Errorf("--sizes: %q is no byte count; allowed: whole numbers up to 1024G, K, M or G for 1024, 1024^2, 1024^3", part)
 		}
 		if size := int64(typ.Size()); bytes%size != 0 {
 			return 0, fmt.Errorf("--sizes: %s (%d bytes) is no multiple of the element's %d bytes (%s)", part, bytes, size, typ)
@@ -79,8 +82,9 @@ func parseSizes(text string, typ allreduce.Type) ([]int64, error) {
 func parseCounts(text string, typ allreduce.Type) ([]int64, error) {
 	return parseList(text, func(part string) (int64, error) {
 		count, err := allreduce.ParseBytes(part)
-		if err != nil || count > (1<<62)/int64(typ.Size()) {
-			return 0, fmt.Errorf("--counts: %q is no number of elements; allowed: whole numbers, K, M or G for 1024, 1024^2, 1024^3", part)
+		if err != nil || count > maxPayload/int64(typ.Size()) {
+			return 0, fmt.Errorf("--counts: %q is no number of elements; allowed: whole numbers up to %d, K, M or G for 1024, 1024^2, 1024^3",
+				part, maxPayload/int64(typ.Size()))
 		}
 		return count * int64(typ.Size()), nil
 	})

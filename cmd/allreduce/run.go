@@ -49,6 +49,7 @@ const (
 	defaultSizes = "1K,64K,512K,16M" // two below the border of the copy engines, two from it on
 	maxRanks     = 8
 	maxIters     = 1_000_000
+	maxCaptured  = 10_000 // every reduction of a graph takes memory
 )
 
 // kinds are the words of --input.
@@ -83,13 +84,13 @@ The GGML_CUDA_* environment variables choose paths and wires; "allreduce env" li
 	flags.SortFlags = false
 	flags.Var(newChoice(&f.backend, "auto", "auto", "cuda", "emulated"), "backend", "`devices` to use: auto (GPUs, else emulated), cuda or emulated")
 	flags.IntVar(&f.ranks, "ranks", 2, "`number` of ranks, 1 to 8")
-	flags.StringVar(&f.devices, "devices", "", "device of each rank, such as 0,1 (default: rank i on device i)")
+	flags.StringVar(&f.devices, "devices", "", "device of each rank, a `list` such as 0,1 (default: rank i on device i)")
 	flags.Var(newChoice(&f.typ, "f32", "f32", "f16", "bf16"), "type", "element `type`: f32, f16 or bf16")
 	flags.Var(newChoice(&f.op, "sum", "sum", "avg"), "op", "`operation`: sum or avg")
 	flags.StringVar(&f.sizes, "sizes", defaultSizes, "`bytes` per rank, such as 1K,16M (K, M, G: 1024)")
-	flags.StringVar(&f.counts, "counts", "", "elements per rank instead of bytes, such as 0,1,7")
-	flags.IntVar(&f.iters, "iters", 20, "timed and checked reductions per size")
-	flags.Uint64Var(&f.seed, "seed", 1, "seed of the generated inputs")
+	flags.StringVar(&f.counts, "counts", "", "`elements` per rank instead of bytes, such as 0,1,7")
+	flags.IntVar(&f.iters, "iters", 20, "`number` of timed and checked reductions per size")
+	flags.Uint64Var(&f.seed, "seed", 1, "`number` the generated inputs depend on")
 	flags.Var(newChoice(&f.input, "normal", "normal", "exact", "special"), "input", "`values`: normal (distribution), exact (sums without rounding) or special (NaN, Inf, -0, subnormals)")
 	flags.BoolVar(&f.graph, "graph", false, "capture the iterations in one graph over the devices and replay it")
 	flags.BoolVar(&f.inPlace, "in-place", false, "reduce in place instead of into a second buffer")
@@ -121,8 +122,12 @@ func (f *runFlags) job(changed func(string) bool) (*runJob, error) {
 	if j.ranks < 1 || j.ranks > maxRanks {
 		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 1 to %d", j.ranks, maxRanks)
 	}
-	if f.iters < 1 || f.iters > maxIters {
-		return nil, fmt.Errorf("--iters %d is not allowed; allowed: 1 to %d", f.iters, maxIters)
+	most, graph := maxIters, ""
+	if f.graph {
+		most, graph = maxCaptured, " with --graph"
+	}
+	if f.iters < 1 || f.iters > most {
+		return nil, fmt.Errorf("--iters %d is not allowed; allowed: 1 to %d%s", f.iters, most, graph)
 	}
 	if f.op == "avg" {
 		j.op = allreduce.Avg

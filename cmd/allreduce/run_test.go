@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"gpu.example/allreduce/device"
+	"gpu.example/allreduce/internal/testbackend"
 )
 
 // few keeps the tests quick; the sizes cross the border of the copy engines.
@@ -224,6 +225,23 @@ func TestRunAuto(t *testing.T) {
 	require.Contains(t, o.out, "emulated devices, times are simulated")
 
 	requireRefused(t, invoke(t, nil, "run", "--backend", "cuda", "--sizes", "1K"), "allreduce run: ")
+}
+
+// The same command on the GPUs of this machine.
+func TestRunCUDA(t *testing.T) {
+	testbackend.CUDA(t, 2, func(t *testing.T, _ device.Driver) {
+		for _, extra := range [][]string{nil, {"--graph"}, {"--in-place"}, {"--graph", "--in-place", "--input", "special"}} {
+			args := append([]string{"run", "--backend", "cuda", "--json", "--counts", "0,1,7,5120,300001,4194304", "--iters", "5"}, extra...)
+			o := invoke(t, []string{"GGML_CUDA_P2P=0"}, args...)
+			require.Equal(t, exitGood, o.code, "%s%s", o.out, o.err)
+			var report runReport
+			require.NoError(t, json.Unmarshal([]byte(o.out), &report))
+			requireGood(t, report)
+			require.Equal(t, "cuda", report.Backend)
+			require.False(t, report.Simulated)
+			require.Equal(t, []string{"none", "internal", "internal", "internal", "copy-engine", "copy-engine"}, paths(report))
+		}
+	})
 }
 
 func TestRunFiles(t *testing.T) {

@@ -17,7 +17,7 @@ static void block_main(void* arg) {
   BlockRun& r = *static_cast<BlockRun*>(arg);
   r.op->work->body(r.op->work->params.get(), r.block);
   r.state = BlockState::draining;
-  world().fibers.leave(r.fiber);  // for good
+  world().fibers.leave(r.fiber, true);
 }
 
 // Makes blocks resident while the device has room, kernels in the order they started.
@@ -175,7 +175,7 @@ void block_interrupt(Block& b) {
   BlockRun& r = *b.core.run;
   if (!b.core.weak || w.random_below(2) == 0) return;
   r.state = BlockState::runnable;
-  w.fibers.leave(r.fiber);
+  w.fibers.leave(r.fiber, false);
 }
 
 Spin block_wait(Block& b, Order o, const SpinLimit& limit, const void* address, bool (*holds)(void*), void* pred) {
@@ -192,7 +192,7 @@ Spin block_wait(Block& b, Order o, const SpinLimit& limit, const void* address, 
   r.wait_real = Clock::now();
   r.seen_version = w.version;
   r.state = BlockState::spinning;
-  w.fibers.leave(r.fiber);
+  w.fibers.leave(r.fiber, false);
   return r.result;
 }
 
@@ -208,7 +208,7 @@ void block_trap(Block& b, Code code, const void* address, const char* what) {
   if (r.state == BlockState::spinning) throw TrapInPoll{code};  // called by poll, not on the fiber
   r.state = BlockState::finished;
   b.core.stores.clear();
-  for (;;) w.fibers.leave(r.fiber);
+  for (;;) w.fibers.leave(r.fiber, true);
 }
 
 void block_touch(Block& b, const void* p, int64_t bytes, bool write) {

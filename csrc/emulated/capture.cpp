@@ -30,7 +30,7 @@ Code World::capture_wait(StreamState& s, EventState& e) {
   }
   if (!e.capture->active || e.capture->ended) {
     if (s.capture != nullptr) invalidate(*s.capture);
-    return e.capture->ended ? kCapturedEvent : kCaptureInvalidated;
+    return e.capture->ended ? kInvalidValue : kCaptureInvalidated;
   }
   if (s.capture == nullptr) {
     if (s.handle == 0) {
@@ -184,29 +184,9 @@ Code graph_launch(GraphExec x, Stream s) {
   if (st == nullptr) return kInvalidHandle;
   GraphExecState& exec = it->second;
   const auto& nodes = exec.body->nodes;
-  if (st->capture != nullptr) {  // becomes part of the graph being captured
-    Capture& c = *st->capture;
-    if (!c.active) return kCaptureInvalidated;
-    const int first = static_cast<int>(c.body->nodes.size());
-    std::vector<int> leaves = st->frontier;
-    for (const GraphNode& n : nodes) {
-      GraphNode copy = n;
-      for (int& need : copy.needs) need += first;
-      if (copy.needs.empty()) copy.needs = st->frontier;
-      c.body->nodes.push_back(copy);
-    }
-    if (!nodes.empty()) {
-      leaves.clear();
-      std::vector<char> followed(nodes.size(), 0);
-      for (const GraphNode& n : nodes)
-        for (int need : n.needs) followed[static_cast<size_t>(need)] = 1;
-      for (size_t i = 0; i < nodes.size(); i++)
-        if (!followed[i]) leaves.push_back(first + static_cast<int>(i));
-    }
-    st->frontier = leaves;
-    auto& keeps = w.graphs[c.graph].keeps;
-    keeps.insert(keeps.end(), exec.keeps.begin(), exec.keeps.end());
-    return kOk;
+  if (st->capture != nullptr) {
+    w.invalidate(*st->capture);
+    return kCaptureUnsupported;
   }
   // Launches of one executable follow each other, whatever their streams.
   OpRef begin = w.make_op(graph_marker(), st->device, st->handle);

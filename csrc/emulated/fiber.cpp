@@ -86,9 +86,11 @@ void FiberHost::resume(Fiber* f) {
 #endif
 }
 
-void FiberHost::leave(Fiber* f) {
+void FiberHost::leave(Fiber* f, bool forever) {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&f->sanitizer, home_stack_, home_bytes_);
+  __sanitizer_start_switch_fiber(forever ? nullptr : &f->sanitizer, home_stack_, home_bytes_);
+#else
+  (void)forever;
 #endif
   swapcontext(&f->context, &home_);
 #if defined(__SANITIZE_ADDRESS__)

@@ -27,7 +27,7 @@ struct FiberHost {
   Fiber* take(void (*entry)(void*), void* arg);  // nullptr: no memory
   void give(Fiber* f);                           // back into the pool; it may stand anywhere in its code
   void resume(Fiber* f);                         // until it calls leave
-  void leave(Fiber* f);                          // on the fiber; returns when resumed
+  void leave(Fiber* f, bool forever);            // on the fiber; returns when resumed
   void drain();                                  // unmaps the pool
 
  private:

@@ -292,8 +292,9 @@ Code launch_kernel(const KernelCode& k, int blocks, int threads, Stream s) {
   World& w = g.w;
   if (w.injected(AR_CALL_LAUNCH)) return kInjectedFault;
   StreamState* st = w.stream(s);
+  // Newer drivers launch on the stream's device whatever device is current; older ones refuse, and so do we.
   if (st == nullptr || st->device != current_device(w)) return kInvalidHandle;
-  if (blocks < 1 || threads < 1 || threads > k.max_threads) return kInvalidConfiguration;
+  if (blocks < 1 || threads < 1 || threads > k.max_threads) return kInvalidValue;
   if (Code lost = w.devices[static_cast<size_t>(st->device)].lost) return lost;
   auto work = std::make_shared<Work>();
   work->kind = WorkKind::kernel;

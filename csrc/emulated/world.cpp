@@ -253,7 +253,6 @@ const char* code_text(Code c) {
     case kOk: return "no error";
     case kInvalidValue: return "an argument is out of range, or a pointer lies in no live allocation of the right kind";
     case kMemory: return "out of memory";
-    case kInvalidConfiguration: return "a kernel launch with impossible blocks or threads";
     case kInvalidDevice: return "no such device";
     case kInvalidHandle: return "a stream, event or graph that does not exist here, or is on another device";
     case kIllegalState: return "not possible in the stream's present state";

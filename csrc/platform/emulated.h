@@ -33,7 +33,6 @@ constexpr int kBackend = 2;  // AR_BACKEND_EMULATED
 enum : Code {
   kInvalidValue = 1,
   kMemory = 2,
-  kInvalidConfiguration = 9,
   kInvalidDevice = 101,
   kInvalidHandle = 400,
   kIllegalState = 401,

@@ -59,16 +59,16 @@ func run(cuda bool) error {
 		if err != nil {
 			return err
 		}
-		defer gpu.Free(dev, memory)
+		defer func() { _ = gpu.Free(dev, memory) }()
 		stream, err := gpu.NewStream(dev)
 		if err != nil {
 			return err
 		}
-		defer gpu.DestroyStream(dev, stream)
+		defer func() { _ = gpu.DestroyStream(dev, stream) }()
 		if joined[rank], err = gpu.NewEvent(dev); err != nil {
 			return err
 		}
-		defer gpu.DestroyEvent(dev, joined[rank])
+		defer func() { _ = gpu.DestroyEvent(dev, joined[rank]) }()
 		buffers[rank] = allreduce.Buffer{Send: memory, Recv: memory, Count: count, Type: allreduce.F32, Stream: stream}
 	}
 
@@ -76,7 +76,7 @@ func run(cuda bool) error {
 	if err != nil {
 		return err
 	}
-	defer gpu.DestroyGraph(devices[0], graph)
+	defer func() { _ = gpu.DestroyGraph(devices[0], graph) }()
 	fmt.Printf("captured %d reductions of %d elements. %s\n", layers, count, comm.RouteFor(buffers[0]))
 
 	// All ones in, and each in-place reduction doubles: 2^layers after one replay.

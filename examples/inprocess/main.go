@@ -63,12 +63,12 @@ func reduce(comm *allreduce.Comm, gpu device.Driver, count int) error {
 		if err != nil {
 			return err
 		}
-		defer gpu.Free(dev, memory)
+		defer func() { _ = gpu.Free(dev, memory) }()
 		stream, err := gpu.NewStream(dev)
 		if err != nil {
 			return err
 		}
-		defer gpu.DestroyStream(dev, stream)
+		defer func() { _ = gpu.DestroyStream(dev, stream) }()
 		for i := range values {
 			values[i] = float32(rank + 1)
 		}

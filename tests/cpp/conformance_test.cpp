@@ -293,8 +293,9 @@ TEST_P(Conformance, DevicesAreWhatTheThreadChose) {
 
 TEST_P(Conformance, ImpossibleLaunches) {
   NEEDS(1);
-  EXPECT_EQ(9, launch(Add{words_, 1}, 0, 32, a_));
-  EXPECT_EQ(9, launch(Add{words_, 1}, 1, 0, a_));
+  EXPECT_NE(0, launch(Add{words_, 1}, 0, 32, a_));
+  EXPECT_NE(0, launch(Add{words_, 1}, 1, 0, a_));
+  EXPECT_NE(0, launch(Add{words_, 1}, 1, 4096, a_));
   GOOD(stream_synchronize(a_));
 }
 
@@ -360,7 +361,6 @@ TEST_P(Conformance, DevicesAndStreamsMustFit) {
   GOOD(stream_create(&other));
   GOOD(event_create(&there, false));
   GOOD(set_device(0));
-  EXPECT_EQ(400, launch(Add{words_, 1}, 1, 32, other));
   EXPECT_EQ(400, event_record(e_, other));
   GOOD(event_record(there, other));  // whatever device is current
   GOOD(stream_wait(a_, there));

@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "include/allreduce.h"
@@ -15,7 +18,17 @@
 
 namespace rig {
 
-constexpr int B = AR_BACKEND_EMULATED;
+// AR_TEST_BACKEND=cuda runs the same tests on real GPUs; schedules and seeds then only vary the data.
+inline int backend() {
+  const char* v = std::getenv("AR_TEST_BACKEND");
+  return v != nullptr && std::string(v) == "cuda" ? AR_BACKEND_CUDA : AR_BACKEND_EMULATED;
+}
+inline int device_count() {
+  int32_t n = 0;
+  ar_device_count(backend(), &n, nullptr);
+  return n;
+}
+inline const int B = backend();
 
 inline void expect_ok(int32_t status, const ar_error& e, const char* what) {
   ASSERT_EQ(status, AR_OK) << what << ": " << e.message << "\n" << ar_emulated_report();
@@ -33,28 +46,20 @@ inline uint32_t float_to_bits(float f) {
   std::memcpy(&u, &f, 4);
   return u;
 }
-// Rounds to nearest even by trying the two neighbours: slow, and nothing like the library's way.
+// Rounds to nearest even in double precision, where scaling is exact: nothing like the library's way.
 inline uint16_t narrow(float f, int exponent_bits, int fraction_bits) {
   if (std::isnan(f)) return 0x7FFF;
-  const uint16_t sign = std::signbit(f) ? 0x8000 : 0;
+  const int sign = std::signbit(f) ? 0x8000 : 0;
   const double a = std::fabs(static_cast<double>(f));
+  if (a == 0) return static_cast<uint16_t>(sign);
   const int bias = (1 << (exponent_bits - 1)) - 1;
-  const auto value = [&](uint32_t code) {
-    const uint32_t ex = code >> fraction_bits, fr = code & ((1u << fraction_bits) - 1);
-    return ex == 0 ? std::ldexp(static_cast<double>(fr), 1 - bias - fraction_bits)
-                   : std::ldexp(static_cast<double>(fr + (1u << fraction_bits)), static_cast<int>(ex) - bias - fraction_bits);
-  };
-  const uint32_t inf = ((1u << exponent_bits) - 1) << fraction_bits;
-  // The largest code whose value is not above a; infinity counts as the next power of two here.
-  uint32_t lo = 0, hi = inf;
-  if (a >= value(inf)) return static_cast<uint16_t>(sign | inf);
-  while (hi - lo > 1) {
-    const uint32_t mid = (lo + hi) / 2;
-    (value(mid) <= a ? lo : hi) = mid;
-  }
-  const double below = a - value(lo), above = value(hi) - a;
-  const uint32_t code = below < above ? lo : above < below ? hi : (lo & 1) == 0 ? lo : hi;
-  return static_cast<uint16_t>(sign | code);
+  const int inf = ((1 << exponent_bits) - 1) << fraction_bits;
+  if (std::isinf(f)) return static_cast<uint16_t>(sign | inf);
+  const int ex = std::max(std::ilogb(a), 1 - bias);
+  const double units = std::nearbyint(std::ldexp(a, fraction_bits - ex));
+  // A carry into the next power of two carries into the exponent by itself; below 2^fraction_bits it is a subnormal.
+  const int code = (ex + bias - 1) * (1 << fraction_bits) + static_cast<int>(units);
+  return static_cast<uint16_t>(sign | std::min(code, inf));
 }
 inline float widen(uint16_t h, int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -106,6 +111,7 @@ struct Case {
   int offset = 0;  // elements past a 256-byte boundary
   int rows = 0;
   int pad = 0;     // elements between rows
+  bool fed = false;  // inputs arrive, and results leave, by copies on the same streams, as in a real program
   std::vector<bool> absent;
 };
 
@@ -121,14 +127,19 @@ class Rig {
   Rig(const Machine& m, int ranks, int64_t ring = 1 << 20, int64_t chunk = 64 << 10, int blocks = 0, int timeout_ms = 0,
       uint32_t first_epoch = 0)
       : ranks_(ranks), rng_(m.seed * 7919 + 13) {
-    ar_emulated_machine machine;
-    ar_emulated_defaults(&machine, m.devices);
-    machine.drive = m.drive;
-    machine.schedule = m.schedule;
-    machine.seed = m.seed;
-    expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
+    int count = m.devices;
+    if (B == AR_BACKEND_EMULATED) {
+      ar_emulated_machine machine;
+      ar_emulated_defaults(&machine, m.devices);
+      machine.drive = m.drive;
+      machine.schedule = m.schedule;
+      machine.seed = m.seed;
+      expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
+    } else {
+      count = std::min(count, device_count());  // fewer GPUs than asked for: ranks share them
+    }
     std::vector<int32_t> devices;
-    for (int r = 0; r < ranks; r++) devices.push_back(r % m.devices);
+    for (int r = 0; r < ranks; r++) devices.push_back(r % count);
     devices_.assign(devices.begin(), devices.end());
     ar_options o{};
     o.size = sizeof(o);
@@ -146,11 +157,7 @@ class Rig {
   }
   ~Rig() {
     ar_comm_free(comm);
-    for (auto& t : tensors_)
-      for (int r = 0; r < ranks_; r++) {
-        ar_device_free(B, device(r), t.base[static_cast<size_t>(r)], &e);
-        if (t.out[static_cast<size_t>(r)] != 0) ar_device_free(B, device(r), t.out[static_cast<size_t>(r)], &e);
-      }
+    for (auto& [d, p] : owned_) ar_device_free(B, d, p, &e);
     for (int r = 0; r < ranks_; r++) ar_stream_destroy(B, device(r), streams[static_cast<size_t>(r)], &e);
   }
   int device(int r) const { return devices_[static_cast<size_t>(r)]; }
@@ -166,11 +173,10 @@ class Rig {
     const int64_t pitch = (cols + c.pad) * size;
     t.extent = c.rows > 1 ? pitch * (c.rows - 1) + cols * size : c.count * size;
     for (int r = 0; r < ranks_; r++) {
-      ar_ptr base = 0, out = 0;
-      expect_ok(ar_device_malloc(B, device(r), t.extent + 256, &base, &e), e, "malloc");
-      if (!c.in_place) expect_ok(ar_device_malloc(B, device(r), t.extent + 256, &out, &e), e, "malloc");
-      t.base.push_back(base);
-      t.out.push_back(out);
+      const ar_ptr base = memory(r, t.extent);
+      const ar_ptr out = c.in_place ? 0 : memory(r, t.extent);
+      t.input.push_back(c.fed ? memory(r, t.extent) : 0);
+      t.output.push_back(c.fed ? memory(r, t.extent) : 0);
       ar_buffer b{};
       b.send = base + static_cast<ar_ptr>(c.offset * size);
       b.recv = c.in_place ? b.send : out + static_cast<ar_ptr>(c.offset * size);
@@ -198,12 +204,19 @@ class Rig {
         in.push_back(awkward(rng_, t.c.type));
         std::memcpy(&bytes[static_cast<size_t>(at(t, k))], &in.back(), static_cast<size_t>(size));
       }
-      expect_ok(ar_copy_to_device(B, device(r), t.bufs[static_cast<size_t>(r)].send, bytes.data(), t.extent, &e), e, "fill");
+      const ar_ptr to = t.c.fed ? t.input[static_cast<size_t>(r)] : t.bufs[static_cast<size_t>(r)].send;
+      expect_ok(ar_copy_to_device(B, device(r), to, bytes.data(), t.extent, &e), e, "fill");
     }
   }
   int32_t call(size_t i) {
     const Tensor& t = tensors_[i];
-    return ar_allreduce(comm, t.bufs.data(), ranks_, t.c.path, t.c.wire, &e);
+    for (size_t r = 0; t.c.fed && r < t.bufs.size(); r++)
+      ar_copy_async(B, devices_[r], t.bufs[r].send, t.input[r], t.extent, t.bufs[r].stream, &e);
+    const int32_t status = ar_allreduce(comm, t.bufs.data(), ranks_, t.c.path, t.c.wire, &e);
+    ar_error ignored;
+    for (size_t r = 0; t.c.fed && r < t.bufs.size(); r++)
+      ar_copy_async(B, devices_[r], t.output[r], t.bufs[r].recv, t.extent, t.bufs[r].stream, &ignored);
+    return status;
   }
   void enqueue(size_t i) { expect_ok(call(i), e, "allreduce"); }
   void wait() { expect_ok(ar_comm_wait(comm, -1, &e), e, "wait"); }
@@ -220,7 +233,9 @@ class Rig {
     }
     std::vector<unsigned char> bytes(static_cast<size_t>(t.extent));
     for (int r = 0; r < ranks_; r++) {
-      if (ar_copy_to_host(B, device(r), bytes.data(), t.bufs[static_cast<size_t>(r)].recv, t.extent, &e) != AR_OK) return -1;
+      const ar_ptr from = t.c.fed ? t.output[static_cast<size_t>(r)] : t.bufs[static_cast<size_t>(r)].recv;
+      if (ar_stream_synchronize(B, device(r), t.bufs[static_cast<size_t>(r)].stream, &e) != AR_OK) return -1;
+      if (ar_copy_to_host(B, device(r), bytes.data(), from, t.extent, &e) != AR_OK) return -1;
       for (int64_t k = 0; k < t.c.count; k++) {
         uint32_t got = 0;
         std::memcpy(&got, &bytes[static_cast<size_t>(at(t, k))], static_cast<size_t>(size));
@@ -239,7 +254,7 @@ class Rig {
   struct Tensor {
     Case c;
     int64_t extent = 0;
-    std::vector<ar_ptr> base, out;
+    std::vector<ar_ptr> input, output;  // of a fed tensor
     std::vector<ar_buffer> bufs;
     std::vector<std::vector<uint32_t>> in;
   };
@@ -249,8 +264,15 @@ class Rig {
     const int64_t cols = t.c.count / t.c.rows;
     return k / cols * (cols + t.c.pad) * size + k % cols * size;
   }
+  ar_ptr memory(int r, int64_t bytes) {
+    ar_ptr p = 0;
+    expect_ok(ar_device_malloc(B, device(r), bytes + 256, &p, &e), e, "malloc");
+    owned_.emplace_back(device(r), p);
+    return p;
+  }
   int ranks_;
   std::mt19937_64 rng_;
+  std::vector<std::pair<int, ar_ptr>> owned_;
   std::vector<int> devices_;
   std::vector<Tensor> tensors_;
 };

@@ -115,8 +115,8 @@ void soup(uint64_t seed, int schedule) {
     c.wire = rng() % 2 == 0 ? AR_F32 : AR_BF16;
     const int64_t small[] = {1, 100, 3000, 20001, 33333};
     // Now and then two rings + a chunk + an odd tail, for either wire.
-    c.count = k == 1 && seed % 4 == 0 ? kTwoRings * (c.wire == AR_BF16 ? 2 : 1) : small[rng() % 5];
-    if (k == 1 && seed % 4 == 0) c.path = AR_PATH_COPY_ENGINE;
+    c.count = k == 1 && seed % 16 == 0 ? kTwoRings * (c.wire == AR_BF16 ? 2 : 1) : small[rng() % 5];
+    if (k == 1 && seed % 16 == 0) c.path = AR_PATH_COPY_ENGINE;
     c.in_place = rng() % 2 == 0;
     c.offset = static_cast<int>(rng() % 4);
     if (rng() % 5 == 0) c.absent = {rng() % 2 == 0, rng() % 2 == 0};

@@ -1,0 +1,109 @@
+// Takes each ordering primitive out in turn and shows that the workload below notices. A mutant that survives is a
+// primitive nobody needs, or a test nobody has: the failure message names it.
+#include "rig.h"
+
+using rig::Case;
+using rig::Machine;
+using rig::Rig;
+
+namespace {
+
+// One seed of everything: both transports, wires, several calls in flight, streams that change from call to call, ranks
+// sharing a device, a captured row of calls. Returns "" or what went wrong.
+std::string workload(uint64_t seed, int schedule, int mutant) {
+  Machine m;
+  m.seed = seed;
+  m.schedule = schedule;
+  m.devices = seed % 3 == 2 ? 1 : 2;
+  Rig r(m, 2, 1 << 20, 64 << 10, 2, 50);
+  std::vector<ar_stream> other(2);
+  for (int k = 0; k < 2; k++) ar_stream_create(rig::B, r.device(k), &other[static_cast<size_t>(k)], &r.e);
+  const int path = seed % 2 == 0 ? AR_PATH_COPY_ENGINE : AR_PATH_INTERNAL;
+  std::mt19937_64 rng(seed);
+  std::vector<size_t> made;
+  for (int k = 0; k < 6; k++) {
+    Case c;
+    c.path = path;
+    c.wire = rng() % 2 == 0 ? AR_F32 : AR_BF16;
+    const int64_t small[] = {900, 4000, 30001};
+    c.count = path == AR_PATH_COPY_ENGINE ? 100000 + static_cast<int64_t>(rng() % 200000) : small[rng() % 3];
+    if (path == AR_PATH_INTERNAL && k == 3) c.count = 500000;
+    c.in_place = rng() % 2 == 0;
+    c.fed = true;
+    made.push_back(r.make(c));
+    if (k % 2 == 1)
+      for (int q = 0; q < 2; q++) r.bufs(made.back())[static_cast<size_t>(q)].stream = other[static_cast<size_t>(q)];
+  }
+  std::string bad;
+  const auto note = [&](const std::string& text) {
+    if (bad.empty()) bad = text;
+  };
+  ar_emulated_mutate(mutant);
+  if (seed % 4 < 2) {
+    for (size_t i : made)
+      if (r.call(i) != AR_OK) note(r.e.message);
+    if (ar_comm_wait(r.comm, -1, &r.e) != AR_OK) note(r.e.message);
+  } else {
+    // One graph over both devices: rank 1's stream is forked from and joined to rank 0's.
+    ar_event fork = 0, join = 0;
+    ar_event_create(rig::B, r.device(0), &fork, &r.e);
+    ar_event_create(rig::B, r.device(1), &join, &r.e);
+    ar_graph graph = 0;
+    for (size_t i : made)
+      for (int q = 0; q < 2; q++) r.bufs(i)[static_cast<size_t>(q)].stream = r.streams[static_cast<size_t>(q)];
+    ar_capture_begin(rig::B, r.device(0), r.streams[0], &r.e);
+    ar_event_record(rig::B, r.device(0), fork, r.streams[0], &r.e);
+    ar_event_wait(rig::B, r.device(1), fork, r.streams[1], &r.e);
+    for (size_t i : made)
+      if (r.call(i) != AR_OK) note(r.e.message);
+    ar_event_record(rig::B, r.device(1), join, r.streams[1], &r.e);
+    ar_event_wait(rig::B, r.device(0), join, r.streams[0], &r.e);
+    if (ar_capture_end(rig::B, r.device(0), r.streams[0], &graph, &r.e) != AR_OK) note(r.e.message);
+    if (graph != 0) {
+      if (ar_graph_launch(rig::B, r.device(0), graph, r.streams[0], &r.e) != AR_OK) note(r.e.message);
+      if (ar_stream_synchronize(rig::B, r.device(0), r.streams[0], &r.e) != AR_OK) note(r.e.message);
+      if (ar_comm_error(r.comm, &r.e) != AR_OK) note(r.e.message);
+      ar_graph_destroy(rig::B, r.device(0), graph, &r.e);
+    }
+    ar_event_destroy(rig::B, r.device(0), fork, &r.e);
+    ar_event_destroy(rig::B, r.device(1), join, &r.e);
+  }
+  for (size_t i : made)
+    if (bad.empty())
+      if (const int64_t n = r.wrong(i); n != 0) note(std::to_string(n) + " wrong elements in call " + std::to_string(i));
+  ar_emulated_mutate(0);
+  for (int k = 0; k < 2; k++) ar_stream_destroy(rig::B, r.device(k), other[static_cast<size_t>(k)], &r.e);
+  return bad;
+}
+
+constexpr uint64_t kSeeds = 24;
+
+TEST(Mutations, NothingTakenOutPasses) {
+  for (int schedule : {AR_SCHEDULE_FIFO, AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL})
+    for (uint64_t seed = 0; seed < kSeeds; seed++)
+      ASSERT_EQ(workload(seed, schedule, 0), "") << "schedule " << schedule << " seed " << seed;
+}
+
+class Mutant : public testing::TestWithParam<int> {};
+TEST_P(Mutant, IsNoticed) {
+  const int id = GetParam();
+  std::string how;
+  for (uint64_t seed = 0; seed < kSeeds && how.empty(); seed++)
+    for (int schedule : {AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL, AR_SCHEDULE_FIFO}) {
+      how = workload(seed, schedule, id);
+      if (how.empty()) continue;
+      std::cout << ar_emulated_order_name(id) << " is missed: schedule " << schedule << " seed " << seed << ": " << how << "\n";
+      break;
+    }
+  EXPECT_NE(how, "") << "taking out " << ar_emulated_order_name(id) << " (" << ar_emulated_order_text(id)
+                     << ") changes nothing: is it needed, or is a test missing?";
+}
+std::vector<int> all_ids() {
+  std::vector<int> ids;
+  for (int id = 1; ar_emulated_order_name(id) != nullptr; id++) ids.push_back(id);
+  return ids;
+}
+INSTANTIATE_TEST_SUITE_P(Orders, Mutant, testing::ValuesIn(all_ids()),
+                         [](const auto& info) { return std::string(ar_emulated_order_name(info.param)); });
+
+}  // namespace
