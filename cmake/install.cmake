@@ -1,6 +1,6 @@
 # `make install PREFIX=`: both libraries, the static CUDA runtime the archive needs, headers, pkg-config.
 
-set(AR_PC_PRIVATE "-lstdc++ -lrt -ldl -lpthread")
+set(AR_PC_PRIVATE "-lstdc++ -lm -lrt -ldl -lpthread")
 if(AR_WITH_CUDA)
   string(PREPEND AR_PC_PRIVATE "-lcudart_static ")
   file(REAL_PATH ${AR_CUDART_STATIC} ar_cudart_real)

@@ -18,7 +18,7 @@ set_property(SOURCE csrc/api.cpp APPEND PROPERTY COMPILE_OPTIONS -include ${ar_h
 set_property(SOURCE csrc/api.cpp APPEND PROPERTY OBJECT_DEPENDS ${ar_hash_header})
 set(ar_objects $<TARGET_OBJECTS:allreduce_objects>)
 
-set(AR_LINK_LIBS Threads::Threads ${CMAKE_DL_LIBS} rt)
+set(AR_LINK_LIBS Threads::Threads ${CMAKE_DL_LIBS} rt m)
 if(AR_WITH_CUDA)
   add_library(allreduce_cuda_objects OBJECT csrc/all_cuda.cu)
   target_include_directories(allreduce_cuda_objects PRIVATE csrc csrc/include)

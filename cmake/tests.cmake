@@ -2,11 +2,18 @@
 # ctest runs it only where this machine has one.
 
 # --- The libraries themselves -------------------------------------------------------------------------------------
-# go-nvml's linker flags hide a missing symbol of ours until it is called: this is the one place that finds it.
-add_test(NAME strict_link COMMAND ${CMAKE_CXX_COMPILER} -shared -o strict_link.so
-  -Wl,--no-undefined -Wl,--whole-archive $<TARGET_FILE:allreduce> -Wl,--no-whole-archive
-  "$<$<BOOL:${AR_WITH_CUDA}>:${AR_CUDART_STATIC}>" -lrt -ldl -lpthread
-  COMMAND_EXPAND_LISTS)
+# go-nvml's linker flags hide a missing symbol of ours until it is called: this is the one place that finds it. It links
+# the whole archive with the libraries that internal/core's #cgo line names and no others (the C driver adds none).
+set(ar_link_line -lstdc++ -lm -ldl -lpthread)
+if(AR_WITH_CUDA)
+  file(STRINGS internal/core/flags_cuda.go ar_link_line REGEX "^// #cgo LDFLAGS:")
+  string(REGEX REPLACE "^// #cgo LDFLAGS: *" "" ar_link_line "${ar_link_line}")
+  string(REGEX REPLACE "-L[^ ]*" "-L${PROJECT_BINARY_DIR}" ar_link_line "${ar_link_line}")
+  separate_arguments(ar_link_line UNIX_COMMAND "${ar_link_line}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS internal/core/flags_cuda.go)
+endif()
+add_test(NAME strict_link COMMAND ${CMAKE_C_COMPILER} -shared -o strict_link.so -Wl,--no-undefined
+  -Wl,--whole-archive $<TARGET_FILE:allreduce> -Wl,--no-whole-archive ${ar_link_line})
 add_test(NAME symbols
   COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/check-symbols.sh $<TARGET_FILE:allreduce> $<TARGET_FILE:allreduce_shared>)
 

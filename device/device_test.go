@@ -11,8 +11,6 @@ import (
 	"gpu.example/allreduce/internal/testbackend"
 )
 
-func TestMain(m *testing.M) { testbackend.Main(m) }
-
 func TestOpen(t *testing.T) {
 	_, err := device.Open(7)
 	require.ErrorIs(t, err, device.ErrArgument)

@@ -1,7 +1,5 @@
 //go:build !cuda
 
-// Not with -tags cuda: these builds choose their own tags, and one run of them is enough.
-
 package tests
 
 import (

@@ -1,5 +1,8 @@
+//go:build !cuda
+
 // Package tests builds programs outside this module, as its users do: vendored, against an installed library, in C, and
-// after an edit of the C core. The tests of the packages themselves lie beside them.
+// after an edit of the C core. The tests of the packages themselves lie beside them. None of it runs with -tags cuda: the
+// builds here choose their own tags, and one run of them is enough.
 package tests
 
 import (

@@ -1,7 +1,5 @@
 //go:build !cuda
 
-// Not with -tags cuda: see consumer_test.go.
-
 package tests
 
 import (

@@ -1,7 +1,7 @@
 // The exchange kernel of the `internal` path: one launch per GPU stores this rank's wire values to pinned host memory,
 // waits for its peers' and sums.
 //
-// Protocol. A payload is handled in rounds of at most `round` elements; in a round every block has one share, the same
+// Protocol. A payload is handled in rounds of what one slot holds; in a round every block has one share, the same
 // range on every rank, and exchanges it with the block of the same number on every peer only. So everything below is said
 // of one block number.
 //   - An epoch is the block's own count of shares, kept in device memory and advanced by the kernel: a captured launch
@@ -61,14 +61,18 @@ struct Exchange {
 
   Local local[kMaxRanks];
   Wire wire[kMaxRanks];
+  // All rounds but the last hold blocks * share elements. The host divides, once: a 64-bit division costs a tenth of a
+  // microsecond here.
   int64_t count;
-  int64_t round;      // elements a round
+  int64_t share, last_share;  // elements of one block in a full round and in the last
+  int rounds;
   int64_t ll_bytes;   // of one block's slot
   int64_t plain_bytes;
   uint32_t* abort;
   uint64_t timeout_ns;
   Finish finish_;
   int world;
+  int locals;
   int blocks;         // that take part, per rank
   int slot_blocks;    // that the regions are cut for
   int ll;
@@ -231,20 +235,20 @@ AR_UNROLL
   }
 
   AR_DEVICE void operator()(Block& b) const {
-    const Local& me = local[b.index() / blocks];
-    const int block = b.index() % blocks;
-    constexpr int64_t K = kPerVec<W>;
+    const int l = locals == 1 ? 0 : b.index() / blocks;
+    const Local& me = local[l];
+    const int block = b.index() - l * blocks;
     uint32_t epoch = me.epochs[block];
+    int64_t first = 0;
     AR_NO_UNROLL
-    for (int64_t first = 0; first < count; first += round) {
-      const int64_t n = count - first < round ? count - first : round;
-      const int64_t share = (n + blocks * K - 1) / (blocks * K) * K;
-      const int64_t lo = block * share;
-      if (lo >= n) break;
-      const int64_t hi = lo + share < n ? lo + share : n;
+    for (int i = 0; i < rounds; i++) {
+      const int64_t mine = i + 1 < rounds ? share : last_share;
+      const int64_t lo = first + block * mine;
+      if (lo >= count) break;
+      const int64_t hi = lo + mine < count ? lo + mine : count;
+      first += blocks * mine;
       epoch++;
-      const bool good = ll ? small_share(b, me, block, first + lo, first + hi, epoch)
-                           : large_share(b, me, block, first + lo, first + hi, epoch);
+      const bool good = ll ? small_share(b, me, block, lo, hi, epoch) : large_share(b, me, block, lo, hi, epoch);
       if (!good) break;
     }
     b.sync();

@@ -10,7 +10,7 @@ namespace AR_NS {
 
 namespace {
 
-constexpr int64_t kLLBelow = 64 << 10;            // wire bytes
+constexpr int64_t kLLUpTo = 64 << 10;             // wire bytes
 constexpr int64_t kLLRegion = 256 << 10;          // both slots: 64 KiB of data doubled by flags, twice
 constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
 constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
@@ -123,14 +123,20 @@ class Internal final : public Transport {
     const int64_t wire_bytes = call.count * wire_size;
     K k;
     std::memset(static_cast<void*>(&k), 0, sizeof(k));
-    k.ll = wire_bytes < kLLBelow;
+    k.ll = wire_bytes <= kLLUpTo;
     const int64_t pack_bytes = k.ll ? 8 : 16;
     const int64_t block_bytes = k.ll ? ll_bytes_ / 2 : plain_bytes_;  // of wire data in one block's slot
-    const int64_t wanted = divide_up(divide_up(wire_bytes, pack_bytes), kExchangeThreads);
-    k.blocks = static_cast<int>(wanted < blocks_ ? wanted : blocks_);
+    // As many blocks as give every thread one pack, but no fewer than hold the payload in one round.
+    const int64_t wanted = std::max(divide_up(divide_up(wire_bytes, pack_bytes), kExchangeThreads),
+                                    divide_up(wire_bytes, block_bytes));
+    k.blocks = static_cast<int>(std::min<int64_t>(wanted, blocks_));
     k.slot_blocks = blocks_;
-    // A share is a whole number of 16-byte packs, so a round is too.
-    k.round = round_down(block_bytes, 16) / wire_size * k.blocks;
+    // Shares are whole 16-byte packs, so that vectors stay aligned.
+    constexpr int64_t kPack = kPerVec<W>;
+    k.share = block_bytes / 16 * kPack;
+    k.rounds = static_cast<int>(divide_up(call.count, k.share * k.blocks));
+    const int64_t rest = call.count - (k.rounds - 1) * k.share * k.blocks;
+    k.last_share = divide_up(rest, k.blocks * kPack) * kPack;
     k.count = call.count;
     k.ll_bytes = ll_bytes_;
     k.plain_bytes = plain_bytes_;
@@ -161,6 +167,7 @@ class Internal final : public Transport {
         if (const int32_t s = comm_.record(call.lane[r]->ready, r, p.stream, e)) return s;
         if (const int32_t s = comm_.await(Order::internal_join, r, stream, call.lane[r]->ready, e)) return s;
       }
+      k.locals = locals;
       c = launch(k, k.blocks * locals, kExchangeThreads, stream);
       if (c != kOk) return comm_.runtime_error(c, lead, "launching the exchange kernel", e);
       call.enqueued = true;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <utility>
@@ -120,6 +121,7 @@ struct Machine {
   uint64_t seed = 1;
   int drive = AR_DRIVE_STEPPED;
   int devices = 2;
+  std::function<void(ar_emulated_machine&)> tweak;  // of the emulated machine, before it is made
 };
 
 class Rig {
@@ -134,6 +136,7 @@ class Rig {
       machine.drive = m.drive;
       machine.schedule = m.schedule;
       machine.seed = m.seed;
+      if (m.tweak) m.tweak(machine);
       expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
     } else {
       count = std::min(count, device_count());  // fewer GPUs than asked for: ranks share them
