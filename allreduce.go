@@ -141,6 +141,7 @@ func newComm(cfg Config) (*Comm, error) {
 		Backend: int32(backend), Devices: devices, LinkGBs: links,
 		RingBytes: s.ringBytes, ChunkBytes: s.copyChunkBytes, Blocks: int32(s.blocks),
 		SpinTimeoutMs: int32(max(s.spinTimeout/time.Millisecond, 1)), NoOp: s.noop,
+		NCCLLib: ncclLibrary(&s, backend), NCCLNoPeer: s.p2p == P2POff,
 	})
 	if e != nil {
 		return nil, fromCore("", e)

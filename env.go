@@ -95,7 +95,6 @@ const (
 	allowedBool  = "0, 1, true, false, on, off"
 	allowedBytes = "a byte count, K, M or G for 1024, 1024^2, 1024^3"
 	noPeerYet    = "there is no peer path yet"
-	noNCCLYet    = "there is no nccl path yet"
 	noJoinYet    = "there is no Join yet"
 	noCacheYet   = "probe and tune, which write there, do not exist yet"
 )
@@ -127,7 +126,7 @@ var variables = []variable{
 		func(s *settings, v string) bool { return pick(preferNames, v, &s.prefer) },
 		func(s *settings, c *Config) (any, bool) { return choose(preferNames, c.Prefer, &s.prefer) }},
 	{Variable{Name: "GGML_CUDA_AR_NCCL_MIN_BYTES", Default: "unset", Field: "NCCLMinBytes", Allowed: "1 and up, " + allowedBytes,
-		Help: "From this payload on NCCL serves where it exists; changes nothing below.", NotYet: noNCCLYet},
+		Help: "From this payload on NCCL serves where it exists; changes nothing below."},
 		func(s *settings, v string) bool { return parseBytesIn(v, 1, math.MaxInt64, &s.ncclMinBytes) },
 		func(s *settings, c *Config) (any, bool) {
 			return bytesIn(c.NCCLMinBytes, 1, math.MaxInt64, &s.ncclMinBytes)
@@ -262,7 +261,7 @@ var variables = []variable{
 			return textField(c.CacheDir, &s.cacheDir)
 		}},
 	{Variable{Name: "GGML_CUDA_NCCL_LIB", Default: "libnccl.so.2", Field: "NCCLLib", Allowed: "a library's name or path",
-		Help: "Which NCCL to open.", NotYet: noNCCLYet},
+		Help: "Which NCCL to open."},
 		func(s *settings, v string) bool { return parseText(v, &s.ncclLib) },
 		func(s *settings, c *Config) (any, bool) { return textField(c.NCCLLib, &s.ncclLib) }},
 	{Variable{Name: "NCCL_P2P_DISABLE", Default: "unset", Allowed: "NCCL's own values",
@@ -302,7 +301,7 @@ func loadSettings(cfg Config, environ []string) (settings, []string, error) {
 		backend: cfg.Backend, ranks: cfg.Ranks, devices: slices.Clone(cfg.Devices), logger: cfg.Logger,
 		algorithm: AlgorithmAuto, ce: true, ceMinBytes: defaultCEMinBytes, prefer: PreferOverlap, wire: WireAuto,
 		peerMinBytes: -1, ringBytes: defaultRingBytes, spinTimeout: defaultSpinTimeout, p2p: P2PAuto,
-		cacheDir: defaultCacheDir(env), ncclLib: "libnccl.so.2", probeCommand: cfg.ProbeCommand,
+		cacheDir: defaultCacheDir(env), ncclLib: defaultNCCL, probeCommand: cfg.ProbeCommand,
 	}
 	warnings := unknownNames(env)
 	given := make(map[string]string) // row -> "NAME=value", for errors about two settings together

@@ -28,7 +28,7 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		defer d.Free(rank, p)
+		defer func() { _ = d.Free(rank, p) }()
 		if err := d.CopyToDevice(rank, p, device.Bytes(part)); err != nil {
 			log.Fatal(err)
 		}

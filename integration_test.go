@@ -155,21 +155,29 @@ func TestOneRank(t *testing.T) {
 	})
 }
 
-// More ranks than the two this version is made for: the same code, so it must be right as well.
+// More ranks than the two this version is made for: the same code, so it must be right as well. On two GPUs the ranks
+// share them.
 func TestMoreRanks(t *testing.T) {
 	for _, ranks := range []int{3, 4, 8} {
-		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			testbackend.Each(t, ranks, func(t *testing.T, d device.Driver) {
-				for _, way := range ways {
-					cfg := way.cfg
-					cfg.Ranks = ranks
-					r := newRig(t, d, cfg)
-					for _, count := range []int{1, 5, 1000, 70001} {
-						r.run(job{count: count, kind: reference.Specials, seed: 9})
-						r.run(job{count: count, kind: reference.Normal, op: allreduce.Avg, seed: 9, absent: []int{0, ranks - 1}})
-					}
+		test := func(t *testing.T, d device.Driver) {
+			n, err := d.Count()
+			require.NoError(t, err)
+			for _, way := range ways {
+				cfg := way.cfg
+				for rank := range ranks {
+					cfg.Devices = append(cfg.Devices, rank%n)
 				}
-			})
+				r := newRig(t, d, cfg)
+				for _, count := range []int{1, 5, 1000, 70001} {
+					r.run(job{count: count, kind: reference.Specials, seed: 9})
+					r.run(job{count: count, kind: reference.Normal, op: allreduce.Avg, seed: 9, absent: []int{0, ranks - 1}})
+				}
+			}
+		}
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			t.Run("emulated", func(t *testing.T) { testbackend.Emulated(t, device.DefaultMachine(ranks), test) })
+			t.Run("emulated, shared", func(t *testing.T) { testbackend.Emulated(t, device.DefaultMachine(2), test) })
+			t.Run("cuda", func(t *testing.T) { testbackend.CUDA(t, 2, test) })
 		})
 	}
 }

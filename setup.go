@@ -139,7 +139,9 @@ func capabilitiesOf(c *core.Comm, v verdict) capabilities {
 		ok, why := c.HasPath(int32(p))
 		return capability{ok: ok, why: why, types: servedTypes, wires: servedTypes, strided: true}
 	}
-	return capabilities{internal: of(PathInternal), copyEngine: of(PathCopyEngine), peer: of(PathPeer), nccl: of(PathNCCL), verdict: v}
+	nccl := of(PathNCCL)
+	nccl.types, nccl.wires = ncclTypes, ncclTypes
+	return capabilities{internal: of(PathInternal), copyEngine: of(PathCopyEngine), peer: of(PathPeer), nccl: nccl, verdict: v}
 }
 
 // loggers gives the one for warnings and allocations (nil: silent) and the one for TRACE and NOOP, which go to standard

@@ -15,6 +15,8 @@ type Stats struct {
 	Allocations uint64
 	// CopyChunkBytes is the size of one copy on the wire in the last copy-engine reduction; 0 before the first.
 	CopyChunkBytes int64
+	// NCCLVersion is the version code of the NCCL that was opened, 23007 for 2.30.7; 0 without one.
+	NCCLVersion int
 	// Warnings lists what New found odd and which paths were given up since, each once, oldest first.
 	Warnings []string
 }
@@ -45,7 +47,7 @@ func (c *Comm) Stats() Stats {
 		return Stats{}
 	}
 	s := c.coreStats()
-	out := Stats{Allocations: s.Allocations, CopyChunkBytes: int64(s.ChunkBytes)}
+	out := Stats{Allocations: s.Allocations, CopyChunkBytes: int64(s.ChunkBytes), NCCLVersion: s.NCCLVersion}
 	for p := range out.Paths {
 		out.Paths[p] = PathStats{Calls: s.Calls[p], Bytes: s.Bytes[p]}
 	}

@@ -3,6 +3,8 @@
 #include "check.cpp"
 #include "comm.cpp"
 #include "devices.cpp"
+#include "bench.cpp"
 #include "storage.cpp"
 #include "transports/copy_engine.cpp"
 #include "transports/internal.cpp"
+#include "transports/nccl.cpp"

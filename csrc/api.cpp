@@ -126,6 +126,12 @@ AR_ON_BACKEND(capture_begin, (int32_t backend, int32_t d, ar_stream s, ar_error*
 AR_ON_BACKEND(capture_end, (int32_t backend, int32_t d, ar_stream s, ar_graph* g, ar_error* e), d, s, g, e)
 AR_ON_BACKEND(graph_launch, (int32_t backend, int32_t d, ar_graph g, ar_stream s, ar_error* e), d, g, s, e)
 AR_ON_BACKEND(graph_destroy, (int32_t backend, int32_t d, ar_graph g, ar_error* e), d, g, e)
+AR_ON_BACKEND(copy_kind_async, (int32_t backend, int32_t d, ar_ptr to, ar_ptr from, int64_t n, int32_t kind, ar_stream s, ar_error* e),
+              d, to, from, n, kind, s, e)
+AR_ON_BACKEND(bench_load, (int32_t backend, int32_t d, int32_t blocks, int64_t rounds, ar_stream s, ar_error* e), d, blocks,
+              rounds, s, e)
+AR_ON_BACKEND(bench_compare, (int32_t backend, int32_t d, const ar_bench_rows* rows, ar_ptr wrong, ar_stream s, ar_error* e),
+              d, rows, wrong, s, e)
 #undef AR_ON_BACKEND
 
 }  // extern "C"

@@ -117,6 +117,10 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   // The table of transports: one line each.
   transports_[AR_PATH_INTERNAL] = make_internal(*this);
   transports_[AR_PATH_COPY_ENGINE] = make_copy_engine(*this);
+  NcclOptions nccl;
+  nccl.path = o.nccl_lib != nullptr ? o.nccl_lib : "";
+  nccl.p2p_disable = o.nccl_p2p_disable != 0;
+  transports_[AR_PATH_NCCL] = make_nccl(*this, nccl);
   for (auto& t : transports_) {
     if (t == nullptr || !t->missing().empty()) continue;
     if (const int32_t s = t->prepare(0, e)) return s;
@@ -151,7 +155,7 @@ int32_t Comm::allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t 
   if (path != AR_PATH_NONE) {
     char reason[256];
     if (!has_path(path, reason, sizeof(reason))) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", reason);
-    if (const char* why = transports_[path]->refuses(call.type, wire, call.strided))
+    if (const char* why = transports_[path]->refuses(call.type, wire, call.op))
       return fail(e, AR_ERR_UNSUPPORTED, {}, "path %s does not serve type %s with wire %s: %s", path_name(path),
                   type_name(call.type), type_name(wire), why);
   }
@@ -394,7 +398,11 @@ void Comm::collect_records() {
       std::snprintf(failure_.phase, sizeof(failure_.phase), "%s", phase_name(w[0] & 0xFF));
     }
   }
-  if (!any) fail(&failure_, AR_ERR_TIMEOUT, {}, "the abort word was set and no rank left a record");
+  if (!any && nccl_expired_)
+    fail(&failure_, AR_ERR_TIMEOUT, {}, "an NCCL operation took longer than %llu ms and was aborted; the communicator is unusable",
+         static_cast<unsigned long long>(timeout_ns_ / 1000000));
+  else if (!any)
+    fail(&failure_, AR_ERR_TIMEOUT, {}, "the abort word was set and no rank left a record");
 }
 
 void Comm::stats(ar_stats* out) {
@@ -403,6 +411,7 @@ void Comm::stats(ar_stats* out) {
   out->ranks = world_;
   out->allocations = allocations_;
   out->chunk_bytes = static_cast<int32_t>(last_chunk_);
+  if (!closed_ && transports_[AR_PATH_NCCL] != nullptr) out->nccl_version = transports_[AR_PATH_NCCL]->version();
   for (int p = 0; p < AR_PATHS; p++) {
     out->calls[p] = path_calls_[p];
     out->bytes[p] = path_bytes_[p];

@@ -119,6 +119,11 @@ class Comm : public ar_comm {
   const Board& board() const { return board_; }
   void note_chunk(int64_t bytes) { last_chunk_ = bytes; }
   void note_allocation() { allocations_++; }
+  // From the NCCL watchdog's thread: ends every wait; the next call finds out why.
+  void expire_nccl() {
+    nccl_expired_ = true;
+    *board_.abort = 1;
+  }
 
   // Memory of the communicator, owned by its Storage, not cleared. Leaves the rank's device current.
   int32_t allocate_device(int rank, int64_t bytes, void** out, ar_error* e);
@@ -157,6 +162,7 @@ class Comm : public ar_comm {
   uint32_t first_epoch_ = 0;
   uint64_t timeout_ns_ = 0;
   bool noop_ = false;
+  std::atomic<bool> nccl_expired_{false};
   bool closed_ = false;
   bool failed_ = false;
   ar_error failure_{};

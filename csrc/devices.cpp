@@ -191,6 +191,11 @@ int32_t graph_destroy_api(int32_t d, ar_graph g, ar_error* e) {
   return on_device(d, "destroying a graph", e, [&] { return graph_exec_destroy(handle<GraphExec>(g)); });
 }
 
+// bench.cpp
+int32_t copy_kind_async(int32_t d, ar_ptr to, ar_ptr from, int64_t n, int32_t kind, ar_stream s, ar_error* e);
+int32_t bench_load(int32_t d, int32_t blocks, int64_t rounds, ar_stream s, ar_error* e);
+int32_t bench_compare(int32_t d, const ar_bench_rows* rows, ar_ptr wrong, ar_stream s, ar_error* e);
+
 const ar::Backend* backend() {
   static const ar::Backend table = {
       kBackend, runtime_version(),
@@ -202,7 +207,9 @@ const ar::Backend* backend() {
       // streams, events, graphs
       stream_create_api, stream_destroy_api, stream_synchronize_api, stream_query_api, device_synchronize_api,
       event_create_api, event_destroy_api, event_record_api, event_wait_api, event_synchronize_api, event_elapsed_us_api,
-      capture_begin_api, capture_end_api, graph_launch_api, graph_destroy_api};
+      capture_begin_api, capture_end_api, graph_launch_api, graph_destroy_api,
+      // benchmarks
+      copy_kind_async, bench_load, bench_compare};
   return &table;
 }
 

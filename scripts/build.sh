@@ -10,4 +10,8 @@ if [ -n "$AR_NVCC" ]; then
 else
   go_env emulated
 fi
-go build "${tags[@]}" -o "$build/allreduce" ./cmd/allreduce
+go build "${tags[@]}" -ldflags "$ldflags" -o "$build/allreduce" ./cmd/allreduce
+# The emulated NCCL, for GGML_CUDA_NCCL_LIB on emulated devices.
+if [ ! "$build/libnccl-emulated.so" -nt csrc/emulated/libnccl/nccl.cpp ]; then
+  "${CXX:-g++}" -std=c++17 -O1 -fPIC -shared -fvisibility=hidden -o "$build/libnccl-emulated.so" csrc/emulated/libnccl/nccl.cpp
+fi

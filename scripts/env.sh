@@ -44,22 +44,24 @@ toolchain() {
   eval "$found"
 }
 
-# go_env cuda|emulated: sets tags and exports what cgo needs. The hash goes through CGO_CXXFLAGS, not CGO_CPPFLAGS: cgo
-# keys every package by the latter, so each edit would compile runtime/cgo and go-nvml again (15 s instead of 1).
-# shellcheck disable=SC2034 # tags is used by the sourcing scripts
+# go_env cuda|emulated: sets tags and ldflags, and exports what cgo needs, so that Go's cache sees edits to csrc/.
+# Emulated: the hash of csrc/ goes through CGO_CXXFLAGS, a key of the packages with C++ files; CGO_CPPFLAGS is one of
+# every cgo package, so that each edit would compile runtime/cgo and go-nvml again (15 s instead of 1).
+# CUDA: the archive's hash is a linker flag; -X sets a variable that need not exist, and only links again.
+# shellcheck disable=SC2034 # tags and ldflags are used by the sourcing scripts
 go_env() {
-  local hash flags
-  tags=()
-  if [ "$1" = cuda ]; then
-    tags=(-tags cuda)
-    hash=0x$(sha256sum "$build/liballreduce.a" | cut -c1-16)
-  else
-    hash=$(sh "$root/scripts/source-hash.sh")
-  fi
+  local flags
   flags=$(printf '%s' "${CGO_CXXFLAGS:--g -O2}" | sed -E 's/ *-DAR_SOURCE_HASH=0x[0-9a-f]+//g')
-  export CGO_CXXFLAGS="$flags -DAR_SOURCE_HASH=$hash"
+  CGO_CXXFLAGS="$flags -DAR_SOURCE_HASH=$(sh "$root/scripts/source-hash.sh")"
+  export CGO_CXXFLAGS
   # go-nvml wraps deprecated functions; a fixed value, since it is a key of the cache too.
   export CGO_CFLAGS="${CGO_CFLAGS:--g -O2 -Wno-deprecated-declarations}"
+  tags=()
+  ldflags=''
+  if [ "$1" = cuda ]; then
+    tags=(-tags cuda)
+    ldflags=-X=gpu.example/allreduce/internal/core.archive=$(sha256sum "$build/liballreduce.a" | cut -c1-16)
+  fi
 }
 
 # cmake_build TARGET...: configures build/ where needed, builds.

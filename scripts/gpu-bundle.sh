@@ -15,18 +15,18 @@ stage=$build/gpu-bundle.stage
 rm -rf "$bundle" "$stage"
 mkdir -p "$bundle" "$stage/cpp" "$stage/go"
 say "building the command and the Go tests"
-go build "${tags[@]}" -ldflags='-s -w' -o "$bundle/allreduce" ./cmd/allreduce
+go build "${tags[@]}" -ldflags "-s -w $ldflags" -o "$bundle/allreduce" ./cmd/allreduce
 
-# Packages whose tests reach the C core; pure Go ones learn nothing on a GPU.
+# Packages whose tests reach the C core; pure Go ones learn nothing on a GPU, and those of docs/ read the sources.
 module=$(go list -m)
 go list "${tags[@]}" -test -f '{{.ImportPath}}{{range .Deps}} {{.}}{{end}}' ./... |
-  awk -v core=" $module/internal/core" '$1 ~ /\.test$/ && index($0 " ", core " ") { sub(/\.test$/, "", $1); print $1 }' \
-    >"$stage.packages"
+  awk -v core=" $module/internal/core " '$1 ~ /\.test$/ && index($0 " ", core) { print substr($1, 1, length($1) - 5) }' |
+  grep -v "^$module/docs$" >"$stage.packages"
 while read -r package; do
   # run.sh starts each test in the package's own place, so that relative paths to testdata hold.
   dir=.${package#"$module"}
   mkdir -p "$stage/go/$dir"
-  go test -c "${tags[@]}" -ldflags='-s -w' -o "$stage/go/$dir/$(basename "$package").test" "$package"
+  go test -c "${tags[@]}" -ldflags "-s -w $ldflags" -o "$stage/go/$dir/$(basename "$package").test" "$package"
   if [ -d "$dir/testdata" ]; then cp -r "$dir/testdata" "$stage/go/$dir/"; fi
 done <"$stage.packages"
 if [ -d tests/testdata ]; then mkdir -p "$stage/go/tests" && cp -r tests/testdata "$stage/go/tests/"; fi

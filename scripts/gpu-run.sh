@@ -34,7 +34,11 @@ check() {
   shift 2
   wanted "$name" || return 0
   start=$(date +%s%3N)
-  (cd "$dir" && timeout -k 10 "$limit" "$@") >"$work/output" 2>&1 </dev/null
+  (
+    cd "$dir" || exit 2
+    timeout -k 10 "$limit" "$@"
+    exit $? # a shell of its own reports a crash, into the log
+  ) >"$work/output" 2>&1 </dev/null
   rc=$?
   ms=$(($(date +%s%3N) - start))
   seconds=$(printf '%d.%03d' $((ms / 1000)) $((ms % 1000)))

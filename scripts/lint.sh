@@ -43,9 +43,10 @@ fi
 golangci=$build/toolchain/bin/golangci-lint
 if [ "$("$golangci" version --short 2>/dev/null)" != "${golangci_version#v}" ]; then
   say "building golangci-lint $golangci_version (once, about two minutes)"
+  log=$build/toolchain/golangci.log
   GOBIN=$build/toolchain/bin CGO_ENABLED=0 GOFLAGS='' \
-    go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version" 2>"$build/toolchain/go.log" || {
-    tail -n 5 "$build/toolchain/go.log" >&2
+    go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version" 2>"$log" || {
+    tail -n 5 "$log" >&2
     missing "golangci-lint could not be built: skipped"
     exit "$rc"
   }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh [cpp] [go]: all tests, or one half. Order: C++, vet, Go without tags, Go with -tags cuda; go test's lines last.
+# test.sh [cpp] [go]: all tests, or one half: C++, vet, Go without tags, Go with -tags cuda. go test's lines come last.
 . "$(dirname "$0")/env.sh"
 parts=" ${*:-cpp go} "
 read -ra go_test_flags <<<"${GO_TEST_FLAGS:-}"
@@ -41,6 +41,6 @@ if [[ $parts == *" go "* ]]; then
     say "Go tests, -tags cuda: linked with build/liballreduce.a"
     go_env cuda
     go vet "${tags[@]}" ./...
-    go test "${tags[@]}" "${go_test_flags[@]}" ./...
+    go test "${tags[@]}" -ldflags "$ldflags" "${go_test_flags[@]}" ./...
   fi
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# toolchain.sh [cuda] [cmake] [lint]: finds the tools of these groups on this machine, or installs them from PyPI (pinned
-# by hash) into build/toolchain. Prints shell assignments, messages go to stderr. Quick when nothing is to be done.
+# toolchain.sh [cuda] [cmake] [lint]: finds the tools of these groups on this machine, or installs them from PyPI
+# (pinned by hash) into build/toolchain. Prints shell assignments; messages go to stderr. Quick when all is there.
 #   AR_NVCC   nvcc, empty: the emulated backend alone    AR_CMAKE AR_NINJA AR_CLANG_FORMAT   empty: not to be had
 # CUDA=auto|0|required as in env.sh.
 . "$(dirname "$0")/env.sh"

@@ -6,11 +6,13 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#elif defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace AR_NS {
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr size_t kFiberStack = 256 * 1024;  // instrumented frames are larger
 #else
 constexpr size_t kFiberStack = 128 * 1024;
@@ -42,6 +44,9 @@ Fiber* FiberHost::take(void (*entry)(void*), void* arg) {
   f->entry = entry;
   f->arg = arg;
   f->sanitizer = nullptr;
+#if defined(__SANITIZE_THREAD__)
+  f->sanitizer = __tsan_create_fiber(0);
+#endif
   getcontext(&f->context);
   f->context.uc_stack.ss_sp = f->stack;
   f->context.uc_stack.ss_size = f->bytes;
@@ -53,6 +58,9 @@ Fiber* FiberHost::take(void (*entry)(void*), void* arg) {
 }
 
 void FiberHost::give(Fiber* f) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_destroy_fiber(f->sanitizer);
+#endif
   f->entry = nullptr;
   pool_.push_back(f);
 }
@@ -79,6 +87,9 @@ void FiberHost::resume(Fiber* f) {
 #if defined(__SANITIZE_ADDRESS__)
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, f->stack, f->bytes);
+#elif defined(__SANITIZE_THREAD__)
+  home_fiber_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(f->sanitizer, 0);
 #endif
   swapcontext(&home_, &f->context);
 #if defined(__SANITIZE_ADDRESS__)
@@ -91,6 +102,9 @@ void FiberHost::leave(Fiber* f, bool forever) {
   __sanitizer_start_switch_fiber(forever ? nullptr : &f->sanitizer, home_stack_, home_bytes_);
 #else
   (void)forever;
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(home_fiber_, 0);
+#endif
 #endif
   swapcontext(&f->context, &home_);
 #if defined(__SANITIZE_ADDRESS__)

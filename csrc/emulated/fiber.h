@@ -18,7 +18,7 @@ struct Fiber {
   size_t bytes = 0;
   void (*entry)(void*) = nullptr;
   void* arg = nullptr;
-  void* sanitizer = nullptr;  // AddressSanitizer's fake stack while switched out
+  void* sanitizer = nullptr;  // AddressSanitizer's fake stack while switched out, or ThreadSanitizer's fiber
 };
 
 // The side fibers are switched to from; one thread at a time (World::executing).
@@ -32,8 +32,9 @@ struct FiberHost {
 
  private:
   ucontext_t home_;
-  const void* home_stack_ = nullptr;
+  const void* home_stack_ = nullptr;  // for the sanitizers
   size_t home_bytes_ = 0;
+  void* home_fiber_ = nullptr;
   std::vector<Fiber*> pool_;
   static void enter(unsigned low, unsigned high);
   Fiber* entering_ = nullptr;

@@ -128,6 +128,8 @@ typedef struct ar_options {
   int32_t blocks;           /* blocks of the internal and peer kernels per rank; 0 = measured */
   int32_t spin_timeout_ms;  /* deadline of every wait on a device; 0 = 10000 */
   int32_t noop;             /* 1: check and route, move nothing (results are wrong on purpose) */
+  const char* nccl_lib;     /* libnccl to open (a name or a path), NULL: no NCCL. Read during the call only. */
+  int32_t nccl_p2p_disable; /* 1: NCCL must not use peer access: NCCL_P2P_DISABLE=1 is set before its first call */
   uint32_t first_epoch;     /* epochs start after this value; for tests of wrap-around, otherwise 0 */
 } ar_options;
 
@@ -147,6 +149,8 @@ typedef struct ar_stats {
   uint64_t allocations;        /* times the library allocated memory lazily */
   int32_t ranks;
   int32_t chunk_bytes;         /* wire bytes per copy of the last copy-engine reduction */
+  int32_t nccl_version;        /* NCCL's version code (23007 for 2.30.7), 0 if none was opened */
+  int32_t reserved;
   ar_rank_stats rank[AR_MAX_RANKS];
 } ar_stats;
 
@@ -258,6 +262,43 @@ AR_API int32_t ar_capture_begin(int32_t backend, int32_t device, ar_stream strea
 AR_API int32_t ar_capture_end(int32_t backend, int32_t device, ar_stream stream, ar_graph* graph, ar_error* error);
 AR_API int32_t ar_graph_launch(int32_t backend, int32_t device, ar_graph graph, ar_stream stream, ar_error* error);
 AR_API int32_t ar_graph_destroy(int32_t backend, int32_t device, ar_graph graph, ar_error* error);
+
+/* ---- benchmarks: what measurements need beside reductions ---------------------------------------------------- */
+
+typedef enum ar_copy_kind {
+  AR_COPY_HOST_TO_DEVICE = 0,
+  AR_COPY_DEVICE_TO_HOST = 1,
+  AR_COPY_DEVICE_TO_DEVICE = 2
+} ar_copy_kind;
+
+/* Enqueues a copy of bytes on a stream of device; host memory is ar_host_malloc's. */
+AR_API int32_t ar_copy_kind_async(int32_t backend, int32_t device, ar_ptr dst, ar_ptr src, int64_t bytes, int32_t kind,
+                                  ar_stream stream, ar_error* error);
+
+/* Enqueues a compute kernel of so many blocks, each of which fills one SM (no other block fits beside it) for `rounds`
+ * rounds of about a quarter of a microsecond. It touches no memory. The caller calibrates it. */
+AR_API int32_t ar_bench_load(int32_t backend, int32_t device, int32_t blocks, int64_t rounds, ar_stream stream,
+                             ar_error* error);
+
+/* What to compare: rows of count elements at got and at want, pitch bytes apart (device memory). type: AR_F32, AR_F16 or
+ * AR_BF16. tolerance 0: bits must be equal; else values may differ by as much. */
+typedef struct ar_bench_rows {
+  ar_ptr got;
+  ar_ptr want;
+  int64_t rows;
+  int64_t count;
+  int64_t pitch;
+  int32_t type;
+  float tolerance;
+} ar_bench_rows;
+
+/* The number of counters ar_bench_compare adds to. */
+#define AR_BENCH_COUNTERS 65536
+
+/* Enqueues a comparison: the number of elements that differ is added up over the AR_BENCH_COUNTERS 32-bit counters at
+ * wrong (device memory). */
+AR_API int32_t ar_bench_compare(int32_t backend, int32_t device, const ar_bench_rows* rows, ar_ptr wrong, ar_stream stream,
+                                ar_error* error);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// The two kernels of the copy-engine path: rank values to wire values, and the sum of a piece. No waiting in either.
+// Kernels without waiting: tensor to wire values and back, and the sum of a piece (copy-engine, nccl).
 #pragma once
 
 #include "types.h"
@@ -6,6 +6,8 @@
 namespace AR_NS {
 
 constexpr int kPieceThreads = 256;
+// They run at memory speed from about this many blocks (two per SM of an H200); more would only be in the way.
+constexpr int kPieceBlocks = 264;
 
 // Elements [first, end) of a rank's tensor as contiguous wire values.
 template <class T, class W>
@@ -32,6 +34,34 @@ struct ToWire {
       load_elements<T, K>(from, first + (lo + i) * K, end, v);
       pack<W, K>(v, w.w);
       to[lo + i] = w;
+    });
+  }
+};
+
+// Contiguous wire values into elements [first, end) of a rank's tensor.
+template <class T, class W>
+struct FromWire {
+  static constexpr const char* kName = "unpack";
+  static constexpr int kMaxThreads = kPieceThreads;
+  const Vec16* from;
+  View to;
+  int64_t first, end;
+
+  AR_DEVICE void operator()(Block& b) const {
+    constexpr int K = kPerVec<W>;
+    const int64_t packs = (end - first + K - 1) / K;
+    const int64_t share = (packs + b.count() - 1) / b.count();
+    const int64_t lo = b.index() * share;
+    const int64_t n = packs - lo < share ? packs - lo : share;
+    if (n <= 0) return;
+    b.reads(from + lo, n * 16);
+    b.writes(to.base + (first + lo * K) * static_cast<int64_t>(sizeof(typename T::Bits)),
+             n * K * static_cast<int64_t>(sizeof(typename T::Bits)));
+    b.each(n, [&](int64_t i) {
+      float v[K];
+      const Vec16 w = from[lo + i];
+      unpack<W, K>(w.w, v);
+      store_elements<T, K>(to, first + (lo + i) * K, end, v);
     });
   }
 };

@@ -58,6 +58,7 @@ inline bool code_is_lost(Code c) {
 }
 
 constexpr bool code_is_deadlock(Code) { return false; }  // the emulator's deadlock report
+inline const void* emulated_nccl_host() { return nullptr; }
 constexpr bool drive_is_stepped() { return false; }     // work goes on by itself
 
 inline int runtime_version() { return CUDART_VERSION; }
@@ -78,7 +79,7 @@ inline Code device_info(int d, DeviceInfo* out) {
   cudaError_t e = cudaGetDeviceProperties(&p, d);
   if (e != cudaSuccess) return e;
   std::memset(out, 0, sizeof(*out));
-  std::snprintf(out->name, sizeof(out->name), "%s", p.name);
+  std::snprintf(out->name, sizeof(out->name), "%.127s", p.name);
   const auto* u = reinterpret_cast<const unsigned char*>(p.uuid.bytes);
   std::snprintf(out->uuid, sizeof(out->uuid),
                 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
@@ -217,6 +218,10 @@ AR_UNROLL
   template <class F>
   AR_DEVICE void lead(F f) {
     if (threadIdx.x == 0) f();
+  }
+  template <class F>
+  AR_DEVICE void work(int64_t n, double, F f) {
+    for (int64_t i = 0; i < n; i++) f(i);
   }
   AR_DEVICE void reads(const void*, int64_t) {}
   AR_DEVICE void writes(const void*, int64_t) {}

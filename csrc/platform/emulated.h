@@ -64,6 +64,7 @@ inline bool code_is_memory(Code c) { return c == kMemory; }
 inline bool code_is_lost(Code c) { return c == kIllegalAddress || c == kMisaligned || c == kLaunchFailure; }
 inline bool code_is_deadlock(Code c) { return c == kDeadlock; }
 bool drive_is_stepped();
+const void* emulated_nccl_host();  // emulated/nccl.h
 
 int runtime_version();
 Code device_count(int* n);
@@ -199,6 +200,10 @@ class Block {
   template <class F>
   void lead(F f) {
     f();
+  }
+  template <class F>
+  void work(int64_t n, double us, F) {
+    core.clock_us += static_cast<double>(n) * us;
   }
   void reads(const void* p, int64_t bytes) { block_touch(*this, p, bytes, false); }
   void writes(const void* p, int64_t bytes) { block_touch(*this, p, bytes, true); }

@@ -7,6 +7,7 @@
 //   Stream Event Graph GraphExec   handles; a null Stream is the legacy default stream
 //   Code, kOk                      the runtime's own codes; code_text(c), code_is_lost(c), code_is_memory(c),
 //                                  code_is_deadlock(c): the emulator's deadlock report
+//   emulated_nccl_host()           what an emulated libnccl is bound to (emulated/nccl.h), null elsewhere
 //   drive_is_stepped()             true where work advances only inside calls that wait (the emulator's stepped drive)
 //   device_count set_device get_device device_info can_access_peer runtime_version
 //   malloc_device free_device      on the current device
@@ -36,6 +37,8 @@
 //                                  each() are in flight together
 //   b.sync()                       block barrier       b.any(p) block barrier, true if p holds in any thread
 //   b.lead(f)                      one thread runs f
+//   b.work(n, us, f)               every thread runs f(i) for i in [0, n): arithmetic alone, about us each time. Emulated,
+//                                  nothing runs and n * us pass.
 //   b.reads(p, bytes) b.writes(p, bytes)   declares what the phase that follows touches (cost and, later, hazards); free
 //                                  on CUDA
 //   load_sys(b, const Vec16*)      16 bytes that another processor may be writing: never cached, never torn below 8 bytes

@@ -38,8 +38,6 @@ namespace {
 constexpr double kCopyCostUs = 3;
 constexpr int64_t kSmallestChunk = 64 << 10;
 constexpr int64_t kChunkAlign = 4 << 10;
-// A conversion or a sum runs at memory speed from about this many blocks of 256 threads; more would only be in the way.
-constexpr int kPieceBlocks = 264;
 
 class CopyEngine final : public Transport {
  public:
@@ -50,7 +48,7 @@ class CopyEngine final : public Transport {
   }
 
   const std::string& missing() const override { return missing_; }
-  const char* refuses(int32_t type, int32_t wire, bool) const override {
+  const char* refuses(int32_t type, int32_t wire, int32_t) const override {
     return with_types(type, wire, [](auto, auto) {}) ? nullptr : "there is no such kernel";
   }
 

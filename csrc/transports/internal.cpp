@@ -41,7 +41,7 @@ class Internal final : public Transport {
   }
 
   const std::string& missing() const override { return missing_; }
-  const char* refuses(int32_t type, int32_t wire, bool) const override {
+  const char* refuses(int32_t type, int32_t wire, int32_t) const override {
     return with_types(type, wire, [](auto, auto) {}) ? nullptr : "there is no such kernel";
   }
 

@@ -39,15 +39,22 @@ class Transport {
   virtual ~Transport() = default;
   // Why this path does not exist here, "" if it does.
   virtual const std::string& missing() const = 0;
-  // Why it cannot serve this type and wire, nullptr if it can.
-  virtual const char* refuses(int32_t type, int32_t wire, bool strided) const = 0;
+  // Why it cannot serve this type, wire and op, nullptr if it can. Layout and alignment are never a reason.
+  virtual const char* refuses(int32_t type, int32_t wire, int32_t op) const = 0;
   virtual int32_t prepare(int64_t max_bytes, ar_error* e) = 0;
   virtual int32_t enqueue(Call& call, ar_error* e) = 0;
+  // Of the library behind it (NCCL's version code), 0 if there is none.
+  virtual int version() const { return 0; }
   virtual void memory(int rank, int64_t* device_bytes, int64_t* pinned_bytes) const = 0;
 };
 
 std::unique_ptr<Transport> make_internal(Comm& comm);
 std::unique_ptr<Transport> make_copy_engine(Comm& comm);
+struct NcclOptions {
+  std::string path;  // "": no NCCL
+  bool p2p_disable = false;
+};
+std::unique_ptr<Transport> make_nccl(Comm& comm, const NcclOptions& options);
 
 // Calls f(T{}, W{}) for the payload and wire types; false where no such kernel exists.
 template <class F>

@@ -22,7 +22,7 @@ const (
 	BackendEmulated int32 = 2
 )
 
-// PathNone and PathCopyEngine are the two values of ar_path this package's users name.
+// The paths (ar_path).
 const (
 	PathNone       int32 = 0
 	PathInternal   int32 = 1
@@ -52,6 +52,9 @@ type Options struct {
 	Blocks        int32
 	SpinTimeoutMs int32
 	NoOp          bool
+	NCCLLib       string // libnccl to open, "" for none
+	NCCLNoPeer    bool   // NCCL must not use peer access
+	FirstEpoch    uint32 // for tests of wrap-around
 }
 
 // Stats mirrors ar_stats in Go terms.
@@ -59,6 +62,7 @@ type Stats struct {
 	Calls, Bytes [Paths]uint64
 	Allocations  uint64
 	ChunkBytes   int
+	NCCLVersion  int
 	Ranks        []RankStats
 }
 

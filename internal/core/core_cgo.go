@@ -104,6 +104,14 @@ func CreateComm(o Options) (*Comm, *Error) {
 		chunk_bytes:     C.int64_t(o.ChunkBytes),
 		blocks:          C.int32_t(o.Blocks),
 		spin_timeout_ms: C.int32_t(o.SpinTimeoutMs),
+		first_epoch:     C.uint32_t(o.FirstEpoch),
+	}
+	if o.NCCLLib != "" {
+		opts.nccl_lib = C.CString(o.NCCLLib)
+		defer C.free(unsafe.Pointer(opts.nccl_lib))
+	}
+	if o.NCCLNoPeer {
+		opts.nccl_p2p_disable = 1
 	}
 	if o.NoOp {
 		opts.noop = 1
@@ -168,6 +176,7 @@ func (c *Comm) Stats() Stats {
 	}
 	out.Allocations = uint64(s.allocations)
 	out.ChunkBytes = int(s.chunk_bytes)
+	out.NCCLVersion = int(s.nccl_version)
 	out.Ranks = make([]RankStats, min(int(s.ranks), MaxRanks))
 	for i := range out.Ranks {
 		r := &s.rank[i]

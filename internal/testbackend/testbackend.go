@@ -58,6 +58,9 @@ func CUDA(t *testing.T, devices int, test func(t *testing.T, d device.Driver)) {
 		}
 		t.Skipf(format, args...)
 	}
+	if choice(t) == "emulated" {
+		t.Skip("GPUs only, and AR_TEST_BACKEND=emulated")
+	}
 	d, err := device.Open(device.CUDA)
 	if err != nil {
 		missing("needs %d GPUs: %v", devices, err)
