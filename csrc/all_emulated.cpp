@@ -3,11 +3,12 @@
 #include "check.cpp"
 #include "comm.cpp"
 #include "devices.cpp"
-#include "bench.cpp"
 #include "storage.cpp"
 #include "transports/copy_engine.cpp"
 #include "transports/internal.cpp"
 #include "transports/nccl.cpp"
+
+#include "bench.cpp"  // uses helpers of devices.cpp
 
 #include "emulated/blocks.cpp"
 #include "emulated/capture.cpp"

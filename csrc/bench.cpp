@@ -23,7 +23,7 @@ int32_t bench_load(int32_t d, int32_t blocks, int64_t rounds, ar_stream s, ar_er
   if (blocks < 1 || rounds < 0)
     return fail(e, AR_ERR_ARGUMENT, {}, "load: %d blocks of %lld rounds", blocks, static_cast<long long>(rounds));
   return on_device(d, "launching the load kernel", e,
-                   [&] { return launch(Load{rounds, 1.0f, nullptr}, blocks, kLoadThreads, handle<Stream>(s)); });
+                   [&] { return launch(Load{rounds, 0.5f, -1.0f, nullptr}, blocks, kLoadThreads, handle<Stream>(s)); });
 }
 
 static_assert(AR_BENCH_COUNTERS % kCompareThreads == 0, "one counter for each thread of the compare kernel");

@@ -51,6 +51,7 @@ struct Mark {
 struct Lane {
   Stream send = nullptr, receive = nullptr;
   Mark end;             // the rank's last call
+  uint64_t last = 0;    // the identity of its stream
   Mark ready;           // the caller's stream, at the start of a call (or around a shared launch)
   std::vector<Mark> chunk[2];    // uploaded, by slot and chunk
   Mark uploaded[2];              // the slot's last chunk (a copy of its Mark)

@@ -16,10 +16,11 @@ uint64_t number(const void* p) { return static_cast<uint64_t>(reinterpret_cast<u
 int32_t failed(Code c, int device, const char* what, ar_error* e) {
   const Where where{-1, device, c};
   const int32_t status = code_is_memory(c)   ? AR_ERR_ALLOC
+                         : code_is_argument(c) ? AR_ERR_ARGUMENT
                          : code_is_lost(c)   ? AR_ERR_DEVICE_LOST
                          : code_is_deadlock(c) ? AR_ERR_DEADLOCK
                                              : AR_ERR_RUNTIME;
-  return fail(e, status, where, "%s: %s (%d)", what, code_text(c), c);
+  return fail(e, status, where, "%s: %s", what, code_text(c));
 }
 
 // Checks the device, makes it current, runs f and puts the old one back.

@@ -80,7 +80,7 @@ int32_t Comm::runtime_error(Code code, int rank, const char* what, ar_error* e) 
   where.device = rank >= 0 ? ranks_[static_cast<size_t>(rank)].device : -1;
   where.code = code;
   const int32_t status = code_is_lost(code) ? AR_ERR_DEVICE_LOST : code_is_deadlock(code) ? AR_ERR_DEADLOCK : AR_ERR_RUNTIME;
-  return fail(e, status, where, "%s: %s (%d)", what, code_text(code), code);
+  return fail(e, status, where, "%s: %s", what, code_text(code));
 }
 
 int32_t Comm::allocate_device(int rank, int64_t bytes, void** out, ar_error* e) {
@@ -170,6 +170,7 @@ void Lanes::forget() {
   graph_gone.reset();
   for (Lane& l : lane) {
     l.end.recorded = l.ready.recorded = false;
+    l.last = 0;
     for (int s = 0; s < 2; s++) {
       l.converted[s].recorded = l.summed[s].recorded = l.downloaded[s].recorded = l.uploaded[s].recorded = false;
       for (Mark& m : l.chunk[s]) m.recorded = false;

@@ -176,15 +176,9 @@ func (r *runReport) account(s *session) {
 // newRunResult makes a row. before and after say which path the calls really took: if it is not the route's, the
 // reason says so.
 func newRunResult(j *runJob, payload int64, m measured, before, after allreduce.Stats) runResult {
-	r := runResult{Bytes: payload, Count: payload / int64(j.typ.Size()), Type: j.typ.String(), Path: m.route.Path.String(),
-		Reason: m.route.Reason, Wire: m.route.Wire.String(), TimeUs: median(m.micros), RanksEqual: m.equal, Wrong: m.wrong}
-	for path := range after.Paths {
-		taken := allreduce.Path(path)
-		if taken != m.route.Path && after.Paths[path].Calls > before.Paths[path].Calls {
-			r.Path = taken.String()
-			r.Reason = fmt.Sprintf("the route was %s (%s), the calls took %s", m.route.Path, m.route.Reason, taken)
-		}
-	}
+	r := runResult{Bytes: payload, Count: payload / int64(j.typ.Size()), Type: j.typ.String(), Wire: m.route.Wire.String(),
+		TimeUs: median(m.micros), RanksEqual: m.equal, Wrong: m.wrong}
+	r.Path, r.Reason = pathTaken(m.route, before, after)
 	if r.TimeUs > 0 && payload > 0 {
 		// The formulas of nccl-tests' PERFORMANCE.md: busbw is what each link carries if all are used evenly.
 		r.AlgbwGBs = round3(float64(payload) / r.TimeUs / 1e3)
@@ -192,6 +186,19 @@ func newRunResult(j *runJob, payload int64, m measured, before, after allreduce.
 	}
 	r.TimeUs = round3(r.TimeUs)
 	return r
+}
+
+// pathTaken is the route's path and reason, or what the calls really took.
+func pathTaken(route allreduce.Route, before, after allreduce.Stats) (path, reason string) {
+	path, reason = route.Path.String(), route.Reason
+	for p := range after.Paths {
+		taken := allreduce.Path(p)
+		if taken != route.Path && after.Paths[p].Calls > before.Paths[p].Calls {
+			path = taken.String()
+			reason = fmt.Sprintf("the route was %s (%s), the calls took %s", route.Path, route.Reason, taken)
+		}
+	}
+	return path, reason
 }
 
 func round3(x float64) float64 { return math.Round(x*1000) / 1000 }

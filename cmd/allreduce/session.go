@@ -45,15 +45,20 @@ func pickBackend(backend string, ranks int, devices []int) (driver device.Driver
 	return driver, note + ": emulated devices, times are simulated", err
 }
 
-// openSession makes the communicator first: it decides what the emulated machine looks like.
-func openSession(driver device.Driver, ranks int, devices []int) (s *session, err error) {
+// openSession opens a session whose communicator is left to the environment.
+func openSession(driver device.Driver, ranks int, devices []int) (*session, error) {
+	return openSessionWith(driver, allreduce.Config{Ranks: ranks, Devices: devices})
+}
+
+// openSessionWith makes the communicator first: it decides what the emulated machine looks like.
+func openSessionWith(driver device.Driver, config allreduce.Config) (s *session, err error) {
 	s = &session{driver: driver}
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
-	config := allreduce.Config{Backend: allreduce.BackendCUDA, Ranks: ranks, Devices: devices}
+	config.Backend = allreduce.BackendCUDA
 	if driver.Backend() == device.Emulated {
 		config.Backend = allreduce.BackendEmulated
 	}

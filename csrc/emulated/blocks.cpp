@@ -20,9 +20,12 @@ static void block_main(void* arg) {
   world().fibers.leave(r.fiber, true);
 }
 
+// The room a block takes: an SM has two places, and a block of more than 512 threads takes both (kernels/load.h).
+static int places(const Device& d, const Work& work) { return std::min(work.threads > 512 ? 2 : 1, d.spec.resident_blocks); }
+
 // Makes blocks resident while the device has room, kernels in the order they started.
 void World::admit(Device& d, double at) {
-  while (!d.admitting.empty() && d.resident < d.spec.resident_blocks) {
+  while (!d.admitting.empty() && d.resident + places(d, *d.admitting.front()->work) <= d.spec.resident_blocks) {
     OpRef op = d.admitting.front();
     KernelRun& k = *op->kernel;
     auto r = std::make_unique<BlockRun>();
@@ -40,7 +43,7 @@ void World::admit(Device& d, double at) {
     if (r->fiber == nullptr) return;  // tried again when a block ends
     k.order.pop_back();
     k.live++;
-    d.resident++;
+    d.resident += places(d, *op->work);
     blocks.push_back(std::move(r));
     if (k.order.empty()) d.admitting.pop_front();
   }
@@ -63,7 +66,7 @@ void World::retire(BlockRun& r) {
   const double at = r.block.core.clock_us;
   k.end_us = std::max(k.end_us, at);
   k.live--;
-  d.resident--;
+  d.resident -= places(d, *op.work);
   fibers.give(r.fiber);
   if (k.live == 0 && k.order.empty()) k.ending = true;
   blocks.erase(std::find_if(blocks.begin(), blocks.end(), [&](const auto& b) { return b.get() == &r; }));

@@ -235,6 +235,7 @@ AR_UNROLL
   }
 
   AR_DEVICE void operator()(Block& b) const {
+    b.begin();
     const int l = locals == 1 ? 0 : b.index() / blocks;
     const Local& me = local[l];
     const int block = b.index() - l * blocks;
@@ -251,7 +252,7 @@ AR_UNROLL
       const bool good = ll ? small_share(b, me, block, lo, hi, epoch) : large_share(b, me, block, lo, hi, epoch);
       if (!good) break;
     }
-    b.sync();
+    // Every share ended with a block barrier, so all threads have read the old epoch.
     b.lead([&] { me.epochs[block] = epoch; });
   }
 };

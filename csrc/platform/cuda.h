@@ -35,6 +35,7 @@ inline bool code_is_memory(Code c) {
   cudaGetLastError();  // not sticky: forget it, so that the host program does not find it later
   return true;
 }
+inline bool code_is_argument(Code c) { return c == cudaErrorInvalidValue || c == cudaErrorInvalidResourceHandle; }
 inline bool code_is_lost(Code c) {
   switch (c) {
     case cudaErrorIllegalAddress:
@@ -111,6 +112,15 @@ inline Code stream_query(Stream s, bool* done) {
   return e == cudaErrorNotReady ? kOk : e;
 }
 inline Code stream_synchronize(Stream s) { return cudaStreamSynchronize(s); }
+inline uint64_t stream_identity(Stream s) {
+#if CUDART_VERSION >= 12000
+  unsigned long long id = 0;
+  if (s != nullptr && cudaStreamGetId(s, &id) == cudaSuccess) return id + 1;  // ids may begin at 0
+#else
+  (void)s;
+#endif
+  return 0;
+}
 inline Code device_synchronize() { return cudaDeviceSynchronize(); }
 
 inline Code event_create(Event* e, bool timing) {
@@ -140,7 +150,12 @@ inline cudaMemcpyKind kind_of(CopyKind k) {
 inline Code copy_async(void* dst, const void* src, size_t n, CopyKind k, Stream s) {
   return cudaMemcpyAsync(dst, src, n, kind_of(k), s);
 }
-inline Code copy_blocking(void* dst, const void* src, size_t n, CopyKind k) { return cudaMemcpy(dst, src, n, kind_of(k)); }
+// From pageable memory cudaMemcpy may return before the bytes are on the device, and streams that do not synchronise with
+// the legacy one would not wait for them.
+inline Code copy_blocking(void* dst, const void* src, size_t n, CopyKind k) {
+  cudaError_t e = cudaMemcpy(dst, src, n, kind_of(k));
+  return e == cudaSuccess && k == CopyKind::host_to_device ? cudaStreamSynchronize(cudaStreamLegacy) : e;
+}
 inline Code fill_async(void* dst, int byte, size_t n, Stream s) { return cudaMemsetAsync(dst, byte, n, s); }
 inline Code host_call(Stream s, void (*fn)(void*), void* arg) { return cudaLaunchHostFunc(s, fn, arg); }
 
@@ -223,6 +238,12 @@ AR_UNROLL
   AR_DEVICE void work(int64_t n, double, F f) {
     for (int64_t i = 0; i < n; i++) f(i);
   }
+  AR_DEVICE void begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  }
   AR_DEVICE void reads(const void*, int64_t) {}
   AR_DEVICE void writes(const void*, int64_t) {}
 };
@@ -290,6 +311,26 @@ Code launch(const K& kernel, int blocks, int threads, Stream s) {
   void* args[] = {const_cast<K*>(&kernel)};
   return cudaLaunchKernel(reinterpret_cast<const void*>(&kernel_entry<K>), dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(threads)), args, 0, s);
+}
+// As launch, but the kernel's launch may overlap the end of what is before it on the stream: it calls b.begin() first, which
+// waits for that work and its memory. Saves part of the launch latency between kernels of one stream.
+template <class K>
+Code launch_early(const K& kernel, int blocks, int threads, Stream s) {
+#if CUDART_VERSION >= 12030
+  void* args[] = {const_cast<K*>(&kernel)};
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = s;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(&kernel_entry<K>), args);
+#else
+  return launch(kernel, blocks, threads, s);
+#endif
 }
 // Asking for a kernel's attributes loads its module on the current device: a first launch while another kernel spins
 // would wait for that kernel (seen to deadlock on two H200).

@@ -62,6 +62,7 @@ struct CaptureInfo {
 const char* code_text(Code c);
 inline bool code_is_memory(Code c) { return c == kMemory; }
 inline bool code_is_lost(Code c) { return c == kIllegalAddress || c == kMisaligned || c == kLaunchFailure; }
+inline bool code_is_argument(Code c) { return c == kInvalidValue || c == kInvalidHandle; }
 inline bool code_is_deadlock(Code c) { return c == kDeadlock; }
 bool drive_is_stepped();
 const void* emulated_nccl_host();  // emulated/nccl.h
@@ -82,6 +83,8 @@ bool check_range(const void* p, size_t bytes, int device);
 
 Code stream_create(Stream* s);
 Code stream_destroy(Stream s);
+// Handles are never used twice.
+inline uint64_t stream_identity(Stream s) { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(s)); }
 Code stream_query(Stream s, bool* done);
 Code stream_synchronize(Stream s);
 Code device_synchronize();
@@ -205,6 +208,7 @@ class Block {
   void work(int64_t n, double us, F) {
     core.clock_us += static_cast<double>(n) * us;
   }
+  void begin() {}
   void reads(const void* p, int64_t bytes) { block_touch(*this, p, bytes, false); }
   void writes(const void* p, int64_t bytes) { block_touch(*this, p, bytes, true); }
 
@@ -360,6 +364,10 @@ Code launch(const K& kernel, int blocks, int threads, Stream s) {
   return launch_kernel({K::kName, &kernel, sizeof(K), K::kMaxThreads,
                         [](const void* p, Block& b) { (*static_cast<const K*>(p))(b); }},
                        blocks, threads, s);
+}
+template <class K>
+Code launch_early(const K& kernel, int blocks, int threads, Stream s) {
+  return launch(kernel, blocks, threads, s);
 }
 template <class K>
 Code load_kernel() {

@@ -6,12 +6,14 @@
 //
 //   Stream Event Graph GraphExec   handles; a null Stream is the legacy default stream
 //   Code, kOk                      the runtime's own codes; code_text(c), code_is_lost(c), code_is_memory(c),
+//                                  code_is_argument(c): a bad pointer or handle;
 //                                  code_is_deadlock(c): the emulator's deadlock report
 //   emulated_nccl_host()           what an emulated libnccl is bound to (emulated/nccl.h), null elsewhere
 //   drive_is_stepped()             true where work advances only inside calls that wait (the emulator's stepped drive)
 //   device_count set_device get_device device_info can_access_peer runtime_version
 //   malloc_device free_device      on the current device
 //   malloc_pinned free_pinned      portable, mapped; host_to_device(host) gives the pointer a kernel uses
+//   stream_identity(Stream)        a number that no other stream of the process ever has; 0: unknown
 //   stream_create(Stream*) stream_destroy stream_query stream_synchronize device_synchronize
 //   event_create(Event*, timing) event_destroy event_record(Event, Stream) event_query event_synchronize event_elapsed_us
 //   stream_wait(Stream, Event)     binds to the record current at the call, as CUDA does
@@ -24,7 +26,8 @@
 //   RelaxedCapture                 guard: allocation is allowed beside any capture while it lives
 //   check_range(ptr, bytes, device)    emulated: every byte must lie in one live allocation that `device` can reach;
 //                                  CUDA: always good (a query costs more than a small reduction)
-//   launch(kernel, blocks, threads, Stream)    load_kernel<K>()    resident_blocks<K>(threads, int* blocks on the device)
+//   launch(kernel, blocks, threads, Stream)    launch_early: may overlap the end of the kernel before it (b.begin)
+//   load_kernel<K>()    resident_blocks<K>(threads, int* blocks on the device)
 //
 // Device side. A kernel is a struct: its members are the parameters (trivially copyable), `static constexpr const char*
 // kName`, and `AR_DEVICE void operator()(Block& b) const`, written as block-wide phases. On CUDA a phase's loop is strided
@@ -39,6 +42,7 @@
 //   b.lead(f)                      one thread runs f
 //   b.work(n, us, f)               every thread runs f(i) for i in [0, n): arithmetic alone, about us each time. Emulated,
 //                                  nothing runs and n * us pass.
+//   b.begin()                      first in a kernel of launch_early
 //   b.reads(p, bytes) b.writes(p, bytes)   declares what the phase that follows touches (cost and, later, hazards); free
 //                                  on CUDA
 //   load_sys(b, const Vec16*)      16 bytes that another processor may be writing: never cached, never torn below 8 bytes

@@ -26,6 +26,7 @@
 // 64 MiB; two H200, PCIe 5 x16, 2026-11-30). Device: a send ring and a receive ring of the same size. Each copy costs
 // about 3 us beside its bytes: chunks follow c* = sqrt(S / (B o)) (research/peers.md 4.5).
 // Included by all_*.cpp.
+#include <algorithm>
 #include <cmath>
 
 #include "../kernels/pieces.h"

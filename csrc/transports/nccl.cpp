@@ -15,6 +15,7 @@
 // values, at most 32 MiB (NCCL is within 3 % of its best rate there: 27.3 of 27.9 GB/s at 16 MiB, two H200 host-staged,
 // NCCL 2.30.7, 2026-11-30); larger payloads in pieces. A larger buffer is made beside a smaller one, which a graph may use.
 // Included by all_*.cpp.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>

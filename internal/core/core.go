@@ -81,6 +81,17 @@ type DeviceInfo struct {
 	Simulated         bool
 }
 
+// BenchRows mirrors ar_bench_rows.
+type BenchRows struct {
+	Got, Want          uint64
+	Rows, Count, Pitch int64
+	Type               int32
+	Tolerance          float32
+}
+
+// BenchCounters is AR_BENCH_COUNTERS; layout_cgo.go asserts it.
+const BenchCounters = 65536
+
 // EmulatedDevice mirrors ar_emulated_device: rates in GB/s, zero fields take the defaults. Uplink is -1 for none.
 type EmulatedDevice struct {
 	H2DGBs, D2HGBs, DuplexGBs, MemoryGBs, KernelHostGBs float64

@@ -139,6 +139,15 @@ func GraphLaunch(int32, int, uint64, uint64) *Error { return absent }
 // GraphDestroy fails without the C core.
 func GraphDestroy(int32, int, uint64) *Error { return absent }
 
+// CopyKindAsync fails without the C core.
+func CopyKindAsync(int32, int, uint64, uint64, int64, int32, uint64) *Error { return absent }
+
+// BenchLoad fails without the C core.
+func BenchLoad(int32, int, int, int64, uint64) *Error { return absent }
+
+// BenchCompare fails without the C core.
+func BenchCompare(int32, int, BenchRows, uint64, uint64) *Error { return absent }
+
 // EmulatedDefaults gives devices with every field at its default (zero) without the C core.
 func EmulatedDefaults(n int) EmulatedMachine {
 	m := EmulatedMachine{Devices: make([]EmulatedDevice, max(1, min(n, MaxEmulatedDevices)))}

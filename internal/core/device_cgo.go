@@ -194,3 +194,28 @@ func GraphDestroy(backend int32, dev int, graph uint64) *Error {
 	e := blank()
 	return convert(C.ar_graph_destroy(C.int32_t(backend), C.int32_t(dev), C.ar_graph(graph), &e), &e)
 }
+
+// CopyKindAsync is ar_copy_kind_async.
+func CopyKindAsync(backend int32, dev int, dst, src uint64, bytes int64, kind int32, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_copy_kind_async(C.int32_t(backend), C.int32_t(dev), C.ar_ptr(dst), C.ar_ptr(src),
+		C.int64_t(bytes), C.int32_t(kind), C.ar_stream(stream), &e), &e)
+}
+
+// BenchLoad is ar_bench_load.
+func BenchLoad(backend int32, dev, blocks int, rounds int64, stream uint64) *Error {
+	e := blank()
+	return convert(C.ar_bench_load(C.int32_t(backend), C.int32_t(dev), C.int32_t(blocks), C.int64_t(rounds),
+		C.ar_stream(stream), &e), &e)
+}
+
+// BenchCompare is ar_bench_compare.
+func BenchCompare(backend int32, dev int, r BenchRows, wrong, stream uint64) *Error {
+	rows := C.ar_bench_rows{
+		got: C.ar_ptr(r.Got), want: C.ar_ptr(r.Want),
+		rows: C.int64_t(r.Rows), count: C.int64_t(r.Count), pitch: C.int64_t(r.Pitch),
+		_type: C.int32_t(r.Type), tolerance: C.float(r.Tolerance),
+	}
+	e := blank()
+	return convert(C.ar_bench_compare(C.int32_t(backend), C.int32_t(dev), &rows, C.ar_ptr(wrong), C.ar_stream(stream), &e), &e)
+}

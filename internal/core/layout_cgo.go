@@ -34,5 +34,6 @@ var (
 	_ = one[MaxEmulatedDevices-C.AR_EMULATED_MAX_DEVICES]
 	_ = one[StatusPending-C.AR_ERR_PENDING]
 	_ = one[PathNCCL-C.AR_PATH_NCCL]
+	_ = one[BenchCounters-C.AR_BENCH_COUNTERS]
 	_ = one[BackendEmulated-C.AR_BACKEND_EMULATED]
 )

@@ -28,6 +28,8 @@ type Options struct {
 	Seed     uint64 // of inputs, weights and tokens
 	// Step is called with what is done next; nil: nobody listens.
 	Step func(what string)
+
+	emulatedNCCL bool // tests: the emulated NCCL in the model's place
 }
 
 // Report is what Run found, as JSON.
@@ -268,6 +270,11 @@ func (m *measurement) sumNCCL(reducer *reducer, wire allreduce.Type, inputs [][]
 	}
 	by.Source = sourceMeasured
 	s, err := reducer.sum(m.ctx, inputs, values)
+	if errors.Is(err, allreduce.ErrNCCL) {
+		m.warn(fmt.Sprintf("NCCL failed, a CPU model takes its place: %v", err))
+		by.Source = sourceModel
+		return by, values, nil
+	}
 	if err != nil {
 		return by, nil, err
 	}
@@ -312,7 +319,7 @@ func (m *measurement) open(ranks int, wire allreduce.Type, elements int, paths .
 // openNCCL gives nil where NCCL's rows come from the model: on emulated devices, and where there is no NCCL that takes
 // these ranks.
 func (m *measurement) openNCCL(ranks int, wire allreduce.Type, elements int) (*reducer, error) {
-	if m.o.Driver.Backend() == device.Emulated {
+	if m.o.Driver.Backend() == device.Emulated && !m.o.emulatedNCCL {
 		return nil, nil // nil: the model
 	}
 	r, err := newReducer(m.o.Driver, allreduce.AlgorithmNCCL, wire, ranks, elements)
