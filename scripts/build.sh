@@ -13,6 +13,6 @@ fi
 go build "${tags[@]}" -ldflags "$ldflags" -o "$build/allreduce" ./cmd/allreduce
 # The emulated NCCL, for GGML_CUDA_NCCL_LIB on emulated devices.
 library=$build/libnccl-emulated.so
-if [ -n "$(find csrc/emulated/libnccl csrc/emulated/nccl.h -newer "$library" 2>/dev/null || echo new)" ]; then
+if [ -n "$(find csrc/emulated/{libnccl,nccl.h} csrc/transports/nccl_api.h -newer "$library" 2>/dev/null || echo new)" ]; then
   "${CXX:-g++}" -std=c++17 -O1 -fPIC -shared -fvisibility=hidden -o "$library" csrc/emulated/libnccl/nccl.cpp
 fi

@@ -52,6 +52,13 @@ static Code refuse_capturing(World& w, StreamState& s) {
 
 static bool is_done(const OpRef& op) { return op == nullptr || op->state == OpState::done; }
 
+uint64_t stream_identity(Stream s) {
+  Guard g;
+  StreamState* st = g.w.stream(s);
+  if (st == nullptr || s == nullptr || refuse_capturing(g.w, *st) != kOk) return 0;
+  return handle_value(s);  // handles are never used twice
+}
+
 Code stream_query(Stream s, bool* done) {
   Guard g;
   World& w = g.w;

@@ -83,8 +83,7 @@ bool check_range(const void* p, size_t bytes, int device);
 
 Code stream_create(Stream* s);
 Code stream_destroy(Stream s);
-// Handles are never used twice.
-inline uint64_t stream_identity(Stream s) { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(s)); }
+uint64_t stream_identity(Stream s);
 Code stream_query(Stream s, bool* done);
 Code stream_synchronize(Stream s);
 Code device_synchronize();

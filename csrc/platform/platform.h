@@ -13,7 +13,8 @@
 //   device_count set_device get_device device_info can_access_peer runtime_version
 //   malloc_device free_device      on the current device
 //   malloc_pinned free_pinned      portable, mapped; host_to_device(host) gives the pointer a kernel uses
-//   stream_identity(Stream)        a number that no other stream of the process ever has; 0: unknown
+//   stream_identity(Stream)        a number that no other stream of the process ever has; 0: unknown. Not on a
+//                                  stream in capture
 //   stream_create(Stream*) stream_destroy stream_query stream_synchronize device_synchronize
 //   event_create(Event*, timing) event_destroy event_record(Event, Stream) event_query event_synchronize event_elapsed_us
 //   stream_wait(Stream, Event)     binds to the record current at the call, as CUDA does

@@ -210,6 +210,18 @@ TEST_P(Conformance, AskingAboutACaptureEndsItsValidity) {
   GOOD(stream_synchronize(a_));
 }
 
+TEST_P(Conformance, AskingACapturedStreamWhoItIsEndsItsValidity) {
+  NEEDS(1);
+  const uint64_t who = stream_identity(a_);
+  EXPECT_NE(who, stream_identity(b_));
+  EXPECT_EQ(0, capture_begin(a_));
+  EXPECT_EQ(0u, stream_identity(a_));
+  EXPECT_EQ(Capturing::invalidated, state(a_));
+  Graph g{};
+  EXPECT_EQ(901, capture_end(a_, &g));
+  EXPECT_EQ(who, stream_identity(a_));
+}
+
 TEST_P(Conformance, CapturesDoNotMerge) {
   NEEDS(1);
   Graph g{};

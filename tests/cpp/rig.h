@@ -19,8 +19,12 @@
 
 namespace rig {
 
-// AR_TEST_BACKEND=cuda runs the same tests on real GPUs; schedules and seeds then only vary the data.
+// AR_TEST_BACKEND=cuda runs the same tests on real GPUs; schedules and seeds then only vary the data. Tests of what only
+// emulated devices have define RIG_EMULATED_ONLY.
 inline int backend() {
+#ifdef RIG_EMULATED_ONLY
+  return AR_BACKEND_EMULATED;
+#endif
   const char* v = std::getenv("AR_TEST_BACKEND");
   return v != nullptr && std::string(v) == "cuda" ? AR_BACKEND_CUDA : AR_BACKEND_EMULATED;
 }
@@ -152,7 +156,8 @@ class Rig {
     o.ring_bytes = ring;
     o.chunk_bytes = chunk;
     o.blocks = blocks;
-    o.spin_timeout_ms = timeout_ms;
+    // compute-sanitizer slows kernels a hundredfold.
+    o.spin_timeout_ms = timeout_ms == 0 && B == AR_BACKEND_CUDA ? 120000 : timeout_ms;
     o.first_epoch = first_epoch;
     expect_ok(ar_comm_create(&o, &comm, &e), e, "create");
     streams.resize(static_cast<size_t>(ranks));
@@ -161,6 +166,7 @@ class Rig {
   ~Rig() {
     ar_comm_free(comm);
     for (auto& [d, p] : owned_) ar_device_free(B, d, p, &e);
+    for (size_t r = 0; r < events_.size(); r++) ar_event_destroy(B, devices_[r], events_[r], &e);
     for (int r = 0; r < ranks_; r++) ar_stream_destroy(B, device(r), streams[static_cast<size_t>(r)], &e);
   }
   int device(int r) const { return devices_[static_cast<size_t>(r)]; }
@@ -249,6 +255,42 @@ class Rig {
   }
   std::vector<ar_buffer>& bufs(size_t i) { return tensors_[i].bufs; }
 
+  // One graph over all devices: the other ranks' streams are forked from and joined to rank 0's. 0 if anything failed.
+  template <class F>
+  ar_graph capture(F calls) {
+    for (int r = 0; r < ranks_; r++)
+      if (events_.size() < static_cast<size_t>(ranks_)) {
+        ar_event ev = 0;
+        expect_ok(ar_event_create(B, device(r), &ev, &e), e, "event");
+        events_.push_back(ev);
+      }
+    ar_graph graph = 0;
+    expect_ok(ar_capture_begin(B, device(0), streams[0], &e), e, "begin");
+    fork();
+    calls();
+    join();
+    if (ar_capture_end(B, device(0), streams[0], &graph, &e) != AR_OK) return 0;
+    return graph;
+  }
+  // A launch, with every rank's stream ordered before and after.
+  void launch(ar_graph graph) {
+    join();
+    expect_ok(ar_graph_launch(B, device(0), graph, streams[0], &e), e, "launch");
+    fork();
+  }
+  void fork() {
+    ar_error ignored;
+    ar_event_record(B, device(0), events_[0], streams[0], &ignored);
+    for (int r = 1; r < ranks_; r++) ar_event_wait(B, device(r), events_[0], streams[static_cast<size_t>(r)], &ignored);
+  }
+  void join() {
+    ar_error ignored;
+    for (int r = 1; r < ranks_; r++) {
+      ar_event_record(B, device(r), events_[static_cast<size_t>(r)], streams[static_cast<size_t>(r)], &ignored);
+      ar_event_wait(B, device(0), events_[static_cast<size_t>(r)], streams[0], &ignored);
+    }
+  }
+
   ar_error e{};
   ar_comm* comm = nullptr;
   std::vector<ar_stream> streams;
@@ -277,6 +319,7 @@ class Rig {
   std::mt19937_64 rng_;
   std::vector<std::pair<int, ar_ptr>> owned_;
   std::vector<int> devices_;
+  std::vector<ar_event> events_;  // one per rank, for fork and join
   std::vector<Tensor> tensors_;
 };
 

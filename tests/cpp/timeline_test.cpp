@@ -1,4 +1,5 @@
 // What overlaps with what, on the emulated machine's simulated clock, and when memory is held.
+#define RIG_EMULATED_ONLY
 #include "rig.h"
 
 using rig::Case;

@@ -101,6 +101,59 @@ TEST(Transports, EpochsWrap) {
   }
 }
 
+// Graphs of every path with an odd number of calls, replayed with new data, between eager calls and other graphs.
+TEST(Transports, GraphReplays) {
+  const bool cuda = rig::B == AR_BACKEND_CUDA;
+  const int replays = cuda ? 1000 : 40;
+  Machine m;
+  for (int schedule : {AR_SCHEDULE_FIFO, AR_SCHEDULE_RANDOM}) {
+    if (cuda && schedule != AR_SCHEDULE_FIFO) continue;
+    m.schedule = schedule;
+    for (int wire : {AR_F32, AR_BF16}) {
+      Rig r(m, 2, 1 << 20, 64 << 10, 4);
+      const auto add = [&](int path, int64_t count, bool in_place) {
+        Case c;
+        c.path = path;
+        c.wire = wire;
+        c.count = count;
+        c.in_place = in_place;
+        c.fed = true;
+        return r.make(c);
+      };
+      std::vector<std::vector<size_t>> graphs = {
+          {add(AR_PATH_INTERNAL, 3001, true)},
+          {add(AR_PATH_COPY_ENGINE, 150001, false)},
+          {add(AR_PATH_COPY_ENGINE, 400000, true), add(AR_PATH_INTERNAL, 77, false), add(AR_PATH_INTERNAL, 60000, true)},
+      };
+      const size_t eager[] = {add(AR_PATH_INTERNAL, 5000, false), add(AR_PATH_COPY_ENGINE, 280000, true)};
+      std::vector<ar_graph> built;
+      for (const auto& calls : graphs) {
+        built.push_back(r.capture([&] {
+          for (size_t i : calls) r.enqueue(i);
+        }));
+        ASSERT_NE(built.back(), 0u) << r.e.message;
+      }
+      for (int k = 0; k < replays; k++) {
+        const size_t g = static_cast<size_t>(k) % graphs.size();
+        const bool look = k < 9 || k % 50 == 0;
+        if (look)
+          for (size_t i : graphs[g]) r.refill(i);
+        r.launch(built[g]);
+        if (k % 5 == 0) r.enqueue(eager[k / 5 % 2]);
+        if (!look) continue;
+        r.wait();
+        for (size_t i : graphs[g]) ASSERT_EQ(r.wrong(i), 0) << "graph " << g << " replay " << k << " schedule " << schedule;
+        if (k % 5 == 0) {
+          ASSERT_EQ(r.wrong(eager[k / 5 % 2]), 0) << "eager after replay " << k;
+        }
+      }
+      r.wait();
+      ASSERT_EQ(ar_comm_error(r.comm, &r.e), AR_OK) << r.e.message;
+      for (ar_graph g : built) ar_graph_destroy(rig::B, r.device(0), g, &r.e);
+    }
+  }
+}
+
 // One seed: several calls in flight at once, both transports, without a wait between them.
 void soup(uint64_t seed, int schedule) {
   Machine m;
