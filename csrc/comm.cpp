@@ -234,9 +234,10 @@ int32_t Comm::lanes_for(const CaptureInfo& info, int rank, Lane** lane, ar_error
     if (found != nullptr) break;
     bool over = l->graph_gone == nullptr || l->graph_gone->load();
     for (int r = 0; r < world_ && !over; r++) {
-      // Streams that a capture pulled in stay in it until it ends.
+      // Streams that a capture pulled in stay in it until it ends; a recorded download says that this one was.
       CaptureInfo now;
-      if (l->lane[r].send != nullptr && (l->lane[r].uploaded[0].recorded || l->lane[r].uploaded[1].recorded) && capture_info(l->lane[r].send, &now) == kOk)
+      const Lane& lane = l->lane[r];
+      if ((lane.downloaded[0].recorded || lane.downloaded[1].recorded) && capture_info(lane.receive, &now) == kOk)
         over = now.state == Capturing::none;
     }
     if (over) {

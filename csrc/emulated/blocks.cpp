@@ -21,7 +21,9 @@ static void block_main(void* arg) {
 }
 
 // The room a block takes: an SM has two places, and a block of more than 512 threads takes both (kernels/load.h).
-static int places(const Device& d, const Work& work) { return std::min(work.threads > 512 ? 2 : 1, d.spec.resident_blocks); }
+static int places(const Device& d, const Work& work) {
+  return std::min(work.threads > 512 ? 2 : 1, d.spec.resident_blocks);
+}
 
 // Makes blocks resident while the device has room, kernels in the order they started.
 void World::admit(Device& d, double at) {
@@ -204,8 +206,7 @@ void block_trap(Block& b, Code code, const void* address, const char* what) {
   BlockRun& r = *b.core.run;
   {
     Lock l(w.mu);
-    w.misuse(w.op_text(*r.op) + ", block " + std::to_string(b.core.index) + ": " + what + " at " +
-             w.describe(address));
+    w.misuse(w.op_text(*r.op) + ", block " + std::to_string(b.core.index) + ": " + what + " at " + w.describe(address));
     w.devices[static_cast<size_t>(r.op->device)].lost = code;
   }
   if (r.state == BlockState::spinning) throw TrapInPoll{code};  // called by poll, not on the fiber
@@ -220,8 +221,8 @@ void block_touch(Block& b, const void* p, int64_t bytes, bool write) {
   bool valid = false;
   {
     Lock l(w.mu);
-    b.core.clock_us += w.touch(*b.core.run->op, p, static_cast<size_t>(bytes), write ? Access::write : Access::read,
-                               &valid);
+    b.core.clock_us +=
+        w.touch(*b.core.run->op, p, static_cast<size_t>(bytes), write ? Access::write : Access::read, &valid);
   }
   if (!valid) block_trap(b, kIllegalAddress, p, write ? "a write" : "a read");
 }

@@ -50,8 +50,7 @@ static std::string complete(ar_emulated_machine* m) {
     if (x.cc_major == 0) x.cc_major = y.cc_major;
     if (x.memory_bytes < 0) good = false;
     if (x.memory_bytes == 0) x.memory_bytes = y.memory_bytes;
-    if (x.uplink < -1 || x.uplink >= AR_EMULATED_MAX_DEVICES ||
-        (x.uplink >= 0 && !(m->uplink_gbs[x.uplink] > 0)))
+    if (x.uplink < -1 || x.uplink >= AR_EMULATED_MAX_DEVICES || (x.uplink >= 0 && !(m->uplink_gbs[x.uplink] > 0)))
       return "device " + std::to_string(i) + " hangs on uplink " + std::to_string(x.uplink) +
              ", which is out of range or has no rate";
   }
@@ -80,7 +79,8 @@ int32_t ar_emulated_configure(const ar_emulated_machine* machine, int32_t force,
   World& w = g.w;
   const size_t alive = w.live_objects();
   if (alive > 0 && force != 1)
-    return refuse(error, std::to_string(alive) + " allocations, streams, events or graphs of the emulated machine are alive");
+    return refuse(error,
+                  std::to_string(alive) + " allocations, streams, events or graphs of the emulated machine are alive");
   w.tear_down(g.l);
   w.build(m);
   w.host_cv.notify_all();

@@ -32,8 +32,8 @@ Fiber* FiberHost::take(void (*entry)(void*), void* arg) {
 #endif
   } else {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    void* base = mmap(nullptr, kFiberStack + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                      -1, 0);
+    void* base =
+        mmap(nullptr, kFiberStack + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return nullptr;
     mprotect(base, page, PROT_NONE);
     f = new Fiber;

@@ -7,8 +7,8 @@
 namespace AR_NS {
 
 struct FlowLimit {
-  double left;                  // bytes per us
-  std::vector<Flight*> flows;   // that have no rate yet
+  double left;                 // bytes per us
+  std::vector<Flight*> flows;  // that have no rate yet
 };
 
 static double to_rate(double gbs) { return gbs * 1e3; }

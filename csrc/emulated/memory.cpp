@@ -24,9 +24,7 @@ static Allocation* find_in(std::map<uintptr_t, Allocation>& all, uintptr_t a, si
   return offset <= m.bytes && bytes <= m.bytes - offset && (offset < m.bytes || bytes == 0) ? &m : nullptr;
 }
 
-Allocation* World::find(const void* p, size_t bytes) {
-  return find_in(memory, reinterpret_cast<uintptr_t>(p), bytes);
-}
+Allocation* World::find(const void* p, size_t bytes) { return find_in(memory, reinterpret_cast<uintptr_t>(p), bytes); }
 
 bool World::reaches(int device, const Allocation& a) const {
   return a.kind == MemoryKind::pinned || a.device == device || machine.peer[device][a.device] != 0;

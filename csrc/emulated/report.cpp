@@ -77,7 +77,8 @@ std::string World::waiters_text() const {
 }
 
 void World::report_deadlock() {
-  report = "deadlock at " + std::to_string(now_us) + " us, seed " + std::to_string(machine.seed) + "\n" + waiters_text();
+  report =
+      "deadlock at " + std::to_string(now_us) + " us, seed " + std::to_string(machine.seed) + "\n" + waiters_text();
 }
 
 }  // namespace AR_NS

@@ -106,7 +106,7 @@ bool World::step_fifo(Lock& l) {
 struct Choice {
   Act act;
   size_t index;
-  int rank;         // adversarial: lower comes first
+  int rank;  // adversarial: lower comes first
   uint64_t newness;
   int device;
 };

@@ -248,6 +248,7 @@ Code resident_limit(int threads, int max_threads, int* blocks) {
   return kOk;
 }
 
+// clang-format off
 const char* code_text(Code c) {
   switch (c) {
     case kOk: return "no error";
@@ -274,5 +275,6 @@ const char* code_text(Code c) {
     default: return "unknown code";
   }
 }
+// clang-format on
 
 }  // namespace AR_NS

@@ -82,20 +82,20 @@ enum class FlightPhase { latency, flowing, timed };
 // A copy (or fill) between its start and its end.
 struct Flight {
   FlightPhase phase = FlightPhase::latency;
-  double left = 0;         // bytes
-  double rate = 0;         // bytes per us, by links.cpp
-  double next_us = 0;      // end of latency or of a timed fill
-  int up_device = -1;      // device whose device-to-host direction it uses
-  int down_device = -1;    // device whose host-to-device direction it uses
-  double own_limit = 0;    // bytes per us
-  int engine = -1;         // of op->device; -1: none
+  double left = 0;       // bytes
+  double rate = 0;       // bytes per us, by links.cpp
+  double next_us = 0;    // end of latency or of a timed fill
+  int up_device = -1;    // device whose device-to-host direction it uses
+  int down_device = -1;  // device whose host-to-device direction it uses
+  double own_limit = 0;  // bytes per us
+  int engine = -1;       // of op->device; -1: none
 };
 
 struct KernelRun {
   std::vector<int> order;  // blocks not yet resident, last first
   int live = 0;
   double end_us = 0;
-  bool ending = false;     // all blocks are done; the kernel ends at end_us
+  bool ending = false;  // all blocks are done; the kernel ends at end_us
 };
 
 struct Op : std::enable_shared_from_this<Op> {
@@ -105,7 +105,7 @@ struct Op : std::enable_shared_from_this<Op> {
   uint64_t stream = 0;
   OpState state = OpState::waiting;
   int missing = 0;
-  std::vector<OpRef> needs;  // for reports; dropped when done
+  std::vector<OpRef> needs;                         // for reports; dropped when done
   std::vector<std::pair<OpRef, double>> followers;  // and the lag until they see our end
   double ready_us = 0, start_us = 0, end_us = 0;
   std::unique_ptr<Flight> flight;
@@ -173,8 +173,8 @@ struct StreamState {
 struct EventState {
   bool timing = false;
   int device = 0;
-  OpRef op;             // the record current now; null: none, or a captured one
-  CaptureRef capture;   // set if last recorded in a capture
+  OpRef op;            // the record current now; null: none, or a captured one
+  CaptureRef capture;  // set if last recorded in a capture
   std::vector<int> frontier;
 };
 
@@ -185,10 +185,10 @@ struct Device {
   StreamState legacy;
   int64_t used_bytes = 0;
   int resident = 0;
-  std::deque<OpRef> admitting;         // started kernels with blocks that are not resident yet
-  OpRef engine[3];                     // busy copy engines: host-to-device, device-to-host, device-to-device
+  std::deque<OpRef> admitting;           // started kernels with blocks that are not resident yet
+  OpRef engine[3];                       // busy copy engines: host-to-device, device-to-host, device-to-device
   std::map<uint64_t, OpRef> unfinished;  // by op id
-  Code lost = kOk;                     // sticky
+  Code lost = kOk;                       // sticky
 };
 
 struct HostThread {
@@ -201,7 +201,7 @@ struct World {
   std::condition_variable work_cv;  // for the worker
   std::condition_variable host_cv;  // for waiting hosts
   ar_emulated_machine machine;
-  uint64_t epoch = 1;               // of the machine; a new one makes old current devices 0
+  uint64_t epoch = 1;  // of the machine; a new one makes old current devices 0
   std::vector<Device> devices;
   bool stepped = false, weak = false;
   int schedule = AR_SCHEDULE_FIFO;
@@ -215,33 +215,33 @@ struct World {
 
   // memory.cpp
   std::map<uintptr_t, Allocation> memory;
-  std::map<uintptr_t, Allocation> freed;                    // tombstones, until the addresses are used again
-  std::deque<std::pair<void*, size_t>> quarantine;          // freed but not given back yet
+  std::map<uintptr_t, Allocation> freed;            // tombstones, until the addresses are used again
+  std::deque<std::pair<void*, size_t>> quarantine;  // freed but not given back yet
   size_t quarantine_bytes = 0;
 
   // ops
   uint64_t next_op = 1;
   std::vector<OpRef> ready;
   std::vector<OpRef> flights;
-  std::vector<OpRef> kernels;       // running
+  std::vector<OpRef> kernels;                     // running
   std::vector<std::unique_ptr<BlockRun>> blocks;  // resident
   uint64_t next_block = 1;
-  BlockRun* current = nullptr;      // the block whose fiber runs
+  BlockRun* current = nullptr;  // the block whose fiber runs
   FiberHost fibers;
-  bool executing = false;           // a thread runs device work with the mutex released
-  uint64_t version = 1;             // of all memory; a waiter looks again when it has changed
+  bool executing = false;  // a thread runs device work with the mutex released
+  uint64_t version = 1;    // of all memory; a waiter looks again when it has changed
   double now_us = 0;
-  double flow_us = 0;               // flights' `left` is as of this time
+  double flow_us = 0;  // flights' `left` is as of this time
   uint64_t rng = 0;
   int starved = 0;
 
   // drives
   std::thread worker;
   bool worker_runs = false, stop = false;
-  bool ending = false;              // the process's exit handlers have run
+  bool ending = false;  // the process's exit handlers have run
   std::unordered_map<uint64_t, HostThread> hosts;
   int waiters = 0;
-  int idle_queries = 0;             // in a row, with nothing to run
+  int idle_queries = 0;  // in a row, with nothing to run
   Clock::time_point last_progress;
   std::vector<UserObject> dropped;  // to be dropped once the mutex is free
 
@@ -256,11 +256,11 @@ struct World {
   void build(const ar_emulated_machine& m);
   void tear_down(Lock& l);
   void stop_worker(Lock& l);
-  bool start_worker();              // false: the process is ending, the caller runs the devices itself
+  bool start_worker();  // false: the process is ending, the caller runs the devices itself
   bool injected(int call);
   size_t live_objects() const { return memory.size() + streams.size() + events.size() + graphs.size() + execs.size(); }
   uint64_t new_handle() { return (next_handle++) << 4; }
-  StreamState* stream(Stream s);    // null: no such handle
+  StreamState* stream(Stream s);  // null: no such handle
   EventState* event(Event e);
 
   // memory.cpp

@@ -159,9 +159,9 @@ constexpr int kLineShift = 6;
 // What the runtime keeps of a block where kernels' inlined code reaches it.
 struct BlockCore {
   int index = 0, count = 1, threads = 1;
-  bool weak = false;     // stores pass through the buffer, and the block may be interrupted
-  double clock_us = 0;   // block-local simulated time
-  double flag_us = 0;    // how long a store takes to be seen by another processor
+  bool weak = false;    // stores pass through the buffer, and the block may be interrupted
+  double clock_us = 0;  // block-local simulated time
+  double flag_us = 0;   // how long a store takes to be seen by another processor
   NearMemory near[4];
   int near_next = 0;
   std::vector<BufferedStore> stores;
@@ -360,9 +360,9 @@ template <class K>
 Code launch(const K& kernel, int blocks, int threads, Stream s) {
   static_assert(std::is_trivially_copyable<K>::value, "a kernel's members are its parameters");
   static_assert(sizeof(K) <= 4096 && alignof(K) <= 16, "kernel parameters of CUDA before 12.1 end at 4096 bytes");
-  return launch_kernel({K::kName, &kernel, sizeof(K), K::kMaxThreads,
-                        [](const void* p, Block& b) { (*static_cast<const K*>(p))(b); }},
-                       blocks, threads, s);
+  return launch_kernel(
+      {K::kName, &kernel, sizeof(K), K::kMaxThreads, [](const void* p, Block& b) { (*static_cast<const K*>(p))(b); }},
+      blocks, threads, s);
 }
 template <class K>
 Code launch_early(const K& kernel, int blocks, int threads, Stream s) {

@@ -8,7 +8,8 @@
 //   upload   U: chunk by chunk to the rank's pinned ring, an event after each
 //   download D: each peer's chunk to the device receive ring as soon as it has arrived
 //   sum      S: own and peers' wire values in rank order, into recv
-// The conversion of piece p+1 is enqueued before the sum of piece p, so S keeps the engines fed.
+// The conversion of piece p+1 is enqueued before the sum of piece p, so S keeps the engines fed. A tensor of one piece is
+// uploaded on S itself: S has nothing else to do then, and a change of streams costs some 3 us.
 //
 // Order: events only, so the host never waits. What may be overwritten when (Order ids in brackets):
 //   send ring slot      by the conversion of p+2 after the upload of p                        [ce_convert_reuse]
@@ -132,7 +133,8 @@ class CopyEngine final : public Transport {
   struct Plan {
     int64_t wire_size, piece_elements, chunk;
     int pieces;
-    bool direct;  // uploads read the caller's tensor
+    bool direct;     // uploads read the caller's tensor
+    bool on_caller;  // uploads are on the caller's stream
     int first_turn;
   };
   struct Piece {
@@ -158,6 +160,7 @@ class CopyEngine final : public Transport {
     plan.piece_elements = (even + kPerVec<W> - 1) / kPerVec<W> * kPerVec<W>;
     plan.chunk = chunk_for(wire_bytes, std::min(plan.piece_elements * plan.wire_size, piece_bytes_));
     plan.direct = call.type == call.wire && !call.strided;
+    plan.on_caller = plan.pieces == 1;
     plan.first_turn = turn_;
     turn_ = (turn_ + plan.pieces) & 1;
     comm_.note_chunk(plan.chunk);
@@ -168,6 +171,7 @@ class CopyEngine final : public Transport {
       if (c != kOk) return comm_.runtime_error(c, r, "choosing the device", e);
       if (const int32_t s = comm_.need_stream(lane.send, r, e)) return s;
       if (const int32_t s = comm_.need_stream(lane.receive, r, e)) return s;
+      if (plan.on_caller) continue;
       if (const int32_t s = comm_.record(lane.ready, r, call.parts[static_cast<size_t>(r)].stream, e)) return s;
     }
     call.enqueued = true;
@@ -200,11 +204,12 @@ class CopyEngine final : public Transport {
     Lane& lane = *call.lane[r];
     Code c = set_device(comm_.rank(r).device);
     if (c != kOk) return comm_.runtime_error(c, r, "choosing the device", e);
+    const Stream up = plan.on_caller ? part.stream : lane.send;
     const char* from = nullptr;
     if (plan.direct) {
       from = part.send.base + piece.first * plan.wire_size;
-      if (piece.first == 0)
-        if (const int32_t s = comm_.await(Order::ce_send_ready, r, lane.send, lane.ready, e)) return s;
+      if (piece.first == 0 && !plan.on_caller)
+        if (const int32_t s = comm_.await(Order::ce_send_ready, r, up, lane.ready, e)) return s;
     } else {
       char* to = ring_[r].send + piece.slot * slot_bytes_;
       // The last chunk's event stands for the whole upload: one stream, in order.
@@ -212,21 +217,23 @@ class CopyEngine final : public Transport {
       ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(to), piece.first, piece.end};
       c = launch(k, grid((piece.end - piece.first + kPerVec<W> - 1) / kPerVec<W>), kPieceThreads, part.stream);
       if (c != kOk) return comm_.runtime_error(c, r, "launching the conversion", e);
-      if (const int32_t s = comm_.record(lane.converted[piece.slot], r, part.stream, e)) return s;
-      if (const int32_t s = comm_.await(Order::ce_converted, r, lane.send, lane.converted[piece.slot], e)) return s;
+      if (!plan.on_caller) {
+        if (const int32_t s = comm_.record(lane.converted[piece.slot], r, part.stream, e)) return s;
+        if (const int32_t s = comm_.await(Order::ce_converted, r, up, lane.converted[piece.slot], e)) return s;
+      }
       from = to;
     }
     for (int q = 0; q < n_; q++)
       if (q != r)
-        if (const int32_t s = comm_.await(Order::ce_slot_free, r, lane.send, call.lane[q]->downloaded[piece.slot], e)) return s;
+        if (const int32_t s = comm_.await(Order::ce_slot_free, r, up, call.lane[q]->downloaded[piece.slot], e)) return s;
     char* to = ring_[r].pinned + piece.slot * slot_bytes_;
     size_t chunk = 0;
     for (int64_t at = 0; at < piece.bytes; at += plan.chunk, chunk++) {
       const int64_t bytes = std::min(plan.chunk, piece.bytes - at);
-      c = copy_async(to + at, from + at, static_cast<size_t>(bytes), CopyKind::device_to_host, lane.send);
+      c = copy_async(to + at, from + at, static_cast<size_t>(bytes), CopyKind::device_to_host, up);
       if (c != kOk) return comm_.runtime_error(c, r, "copying to the host", e);
       if (lane.chunk[piece.slot].size() <= chunk) lane.chunk[piece.slot].resize(chunk + 1);
-      if (const int32_t s = comm_.record(lane.chunk[piece.slot][chunk], r, lane.send, e)) return s;
+      if (const int32_t s = comm_.record(lane.chunk[piece.slot][chunk], r, up, e)) return s;
     }
     lane.uploaded[piece.slot] = lane.chunk[piece.slot][chunk - 1];
     return AR_OK;
@@ -272,7 +279,7 @@ class CopyEngine final : public Transport {
     if (any)
       if (const int32_t s = comm_.await(Order::ce_downloaded, r, part.stream, lane.downloaded[piece.slot], e)) return s;
     // In place the sum overwrites what the upload reads; out of place the caller may do so next.
-    if (plan.direct && !part.absent)
+    if (plan.direct && !part.absent && !plan.on_caller)
       if (const int32_t s = comm_.await(Order::ce_send_reuse, r, part.stream, lane.uploaded[piece.slot], e)) return s;
     c = launch(k, grid((piece.end - piece.first + kPerVec<W> - 1) / kPerVec<W>), kPieceThreads, part.stream);
     if (c != kOk) return comm_.runtime_error(c, r, "launching the sum", e);

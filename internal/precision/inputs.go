@@ -11,7 +11,7 @@ type Distribution int
 // The distributions.
 const (
 	Normal      Distribution = iota // mean 0, deviation 1
-	HeavyTailed                     // Student's t with 5 degrees of freedom: one value in 10^6 is beyond 25 deviations
+	HeavyTailed                     // Student's t with 5 degrees of freedom: one value in 10^6 is beyond 19 deviations
 	Cancelling                      // normal, but one rank's value nearly cancels the others': their sum is 2^-10 to 1
 )
 

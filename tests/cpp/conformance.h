@@ -37,7 +37,7 @@ struct Add {  // *word += add
   }
 };
 
-struct Gate {  // holds its stream until the host, or another kernel, opens it
+struct Gate {      // holds its stream until the host, or another kernel, opens it
   uint32_t* gate;  // pinned; [1] gets what spin said, plus 1
   SpinLimit limit;
   static constexpr const char* kName = "gate";

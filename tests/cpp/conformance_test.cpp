@@ -334,8 +334,15 @@ TEST_P(Conformance, KernelsExchangeThroughMappedMemory) {
   for (uint32_t epoch = 1; epoch <= 3; epoch++) {
     for (int r = 0; r < 2; r++) {
       GOOD(set_device(r));
-      GOOD(launch(Exchange{area + r * kN, area + (1 - r) * kN, flags + 32 * r, flags + 32 * (1 - r), out[r], kN,
-                           1000u * epoch + static_cast<uint32_t>(r), epoch, {abort(), 60 * kSecond}},
+      GOOD(launch(Exchange{area + r * kN,
+                           area + (1 - r) * kN,
+                           flags + 32 * r,
+                           flags + 32 * (1 - r),
+                           out[r],
+                           kN,
+                           1000u * epoch + static_cast<uint32_t>(r),
+                           epoch,
+                           {abort(), 60 * kSecond}},
                   1, 128, s[r]));
     }
     for (int r = 0; r < 2; r++) GOOD(stream_synchronize(s[r]));
@@ -453,10 +460,14 @@ TEST_P(Conformance, ArithmeticIsIeee) {
   GOOD(copy_blocking(got.data(), d + 2 * n, n * 8, CopyKind::device_to_host));
   for (size_t i = 0; i < n; i++) {
     const float sum = x[i] + y[i], quotient = x[i] / y[i];
-    if (std::isnan(sum)) ASSERT_TRUE(std::isnan(got[i]));
-    else ASSERT_EQ(as_bits(sum), as_bits(got[i])) << x[i] << " + " << y[i];
-    if (std::isnan(quotient)) ASSERT_TRUE(std::isnan(got[n + i]));
-    else ASSERT_EQ(as_bits(quotient), as_bits(got[n + i])) << x[i] << " / " << y[i];
+    if (std::isnan(sum))
+      ASSERT_TRUE(std::isnan(got[i]));
+    else
+      ASSERT_EQ(as_bits(sum), as_bits(got[i])) << x[i] << " + " << y[i];
+    if (std::isnan(quotient))
+      ASSERT_TRUE(std::isnan(got[n + i]));
+    else
+      ASSERT_EQ(as_bits(quotient), as_bits(got[n + i])) << x[i] << " / " << y[i];
   }
 }
 

@@ -19,9 +19,9 @@ class EmulatedSchedule : public Emulated {
       out[r] = on_device<Vec16>(static_cast<size_t>(n), r);
       s[r] = stream(r);
       EXPECT_EQ(0, set_device(r));
-      EXPECT_EQ(0, launch(Swap{area + r * n, area + (1 - r) * n, flags + 32 * r, flags + 32 * (1 - r), out[r], n, 9,
-                               fence},
-                          1, 32, s[r]));
+      EXPECT_EQ(
+          0, launch(Swap{area + r * n, area + (1 - r) * n, flags + 32 * r, flags + 32 * (1 - r), out[r], n, 9, fence},
+                    1, 32, s[r]));
     }
     for (int r = 0; r < 2; r++) EXPECT_EQ(0, stream_synchronize(s[r]));
     EXPECT_EQ(0, set_device(0));

@@ -457,8 +457,8 @@ TEST_F(Emulated, ManyHostThreads) {
         for (uint32_t i = 1; i <= 50; i++) {
           EXPECT_EQ(0, launch(Set{words[t], i}, 1, 1, s));
           // the next thread's word, or its deadline: both are fine, hanging is not
-          EXPECT_EQ(0, launch(Wait{words[(t + 1) % 4], i, words[t] + 2, {nullptr, kMillisecond / 4}, Order::none}, 1,
-                              1, s));
+          EXPECT_EQ(
+              0, launch(Wait{words[(t + 1) % 4], i, words[t] + 2, {nullptr, kMillisecond / 4}, Order::none}, 1, 1, s));
           EXPECT_EQ(0, i % 10 != 0 ? kOk : stream_synchronize(s));
         }
         EXPECT_EQ(0, stream_synchronize(s));

@@ -166,7 +166,8 @@ class Rig {
   ~Rig() {
     ar_comm_free(comm);
     for (auto& [d, p] : owned_) ar_device_free(B, d, p, &e);
-    for (size_t r = 0; r < events_.size(); r++) ar_event_destroy(B, devices_[r], events_[r], &e);
+    for (auto* events : {&events_, &other_events_})
+      for (size_t r = 0; r < events->size(); r++) ar_event_destroy(B, devices_[r], (*events)[r], &e);
     for (int r = 0; r < ranks_; r++) ar_stream_destroy(B, device(r), streams[static_cast<size_t>(r)], &e);
   }
   int device(int r) const { return devices_[static_cast<size_t>(r)]; }
@@ -272,6 +273,8 @@ class Rig {
     if (ar_capture_end(B, device(0), streams[0], &graph, &e) != AR_OK) return 0;
     return graph;
   }
+  // For a capture inside another.
+  void swap_events() { std::swap(events_, other_events_); }
   // A launch, with every rank's stream ordered before and after.
   void launch(ar_graph graph) {
     join();
@@ -319,7 +322,7 @@ class Rig {
   std::mt19937_64 rng_;
   std::vector<std::pair<int, ar_ptr>> owned_;
   std::vector<int> devices_;
-  std::vector<ar_event> events_;  // one per rank, for fork and join
+  std::vector<ar_event> events_, other_events_;  // one per rank, for fork and join
   std::vector<Tensor> tensors_;
 };
 

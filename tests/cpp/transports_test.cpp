@@ -154,6 +154,54 @@ TEST(Transports, GraphReplays) {
   }
 }
 
+// Two captures open at once must not share streams or events, whatever the path and the number of pieces.
+TEST(Transports, CapturesSideBySide) {
+  for (int path : {AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE})
+    for (int64_t count : {5000, 100000, 400000}) {
+      Rig r(Machine{}, 2);
+      std::vector<ar_stream> other(2);
+      for (int k = 0; k < 2; k++) ar_stream_create(rig::B, r.device(k), &other[static_cast<size_t>(k)], &r.e);
+      std::vector<size_t> calls;
+      for (int k = 0; k < 4; k++) {
+        Case c;
+        c.path = path;
+        c.count = count + k;
+        c.fed = true;
+        calls.push_back(r.make(c));
+      }
+      ar_graph inner = 0;
+      const ar_graph outer = r.capture([&] {
+        r.enqueue(calls[0]);
+        // The second capture opens, and ends, inside the first; the other streams stand for another thread's.
+        std::swap(r.streams, other);
+        for (int k = 0; k < 2; k++)
+          for (size_t i : {calls[1], calls[2]}) r.bufs(i)[static_cast<size_t>(k)].stream = r.streams[static_cast<size_t>(k)];
+        r.swap_events();
+        inner = r.capture([&] {
+          r.enqueue(calls[1]);
+          r.enqueue(calls[2]);
+        });
+        r.swap_events();
+        std::swap(r.streams, other);
+        r.enqueue(calls[3]);
+      });
+      ASSERT_NE(outer, 0u) << r.e.message;
+      ASSERT_NE(inner, 0u) << r.e.message;
+      for (int k = 0; k < 5; k++) {
+        for (size_t i : calls) r.refill(i);
+        r.launch(outer);
+        r.join();
+        ar_stream_synchronize(rig::B, r.device(0), r.streams[0], &r.e);
+        ar_graph_launch(rig::B, r.device(0), inner, other[0], &r.e);
+        ar_stream_synchronize(rig::B, r.device(0), other[0], &r.e);
+        for (size_t i : calls) ASSERT_EQ(r.wrong(i), 0) << ar_path_name(path) << " count " << count << " call " << i;
+      }
+      ar_graph_destroy(rig::B, r.device(0), outer, &r.e);
+      ar_graph_destroy(rig::B, r.device(0), inner, &r.e);
+      for (int k = 0; k < 2; k++) ar_stream_destroy(rig::B, r.device(k), other[static_cast<size_t>(k)], &r.e);
+    }
+}
+
 // One seed: several calls in flight at once, both transports, without a wait between them.
 void soup(uint64_t seed, int schedule) {
   Machine m;
