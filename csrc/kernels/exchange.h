@@ -105,7 +105,7 @@ AR_UNROLL
     const int64_t at = (slot * slot_blocks + block) * ll_bytes;
     Vec16* mine = reinterpret_cast<Vec16*>(wire[me.rank].ll + at);
 
-    if (!me.absent) b.reads(me.send.base, (hi - lo) * static_cast<int64_t>(sizeof(typename T::Bits)));
+    if (!me.absent) declare<T>(b, me.send, lo, hi, false);
     b.writes(mine, packs * 16);
     b.each(packs, [&](int64_t i) {
       float v[K];
@@ -150,7 +150,7 @@ AR_UNROLL
       finish<W, K>(finish_, acc);
       store_elements<T, K>(me.recv, lo + i * K, hi, acc);
     });
-    b.writes(me.recv.base, (hi - lo) * static_cast<int64_t>(sizeof(typename T::Bits)));
+    declare<T>(b, me.recv, lo, hi, true);
     return !b.any(!good);
   }
 
@@ -192,7 +192,7 @@ AR_UNROLL
     const int64_t at = (slot * slot_blocks + block) * plain_bytes;
     Vec16* mine = reinterpret_cast<Vec16*>(wire[me.rank].plain + at);
 
-    if (!me.absent) b.reads(me.send.base, (hi - lo) * static_cast<int64_t>(sizeof(typename T::Bits)));
+    if (!me.absent) declare<T>(b, me.send, lo, hi, false);
     b.writes(mine, packs * 16);
     b.each(packs, [&](int64_t i) {
       float v[K];
@@ -228,7 +228,7 @@ AR_UNROLL
     AR_NO_UNROLL
     for (int r = 0; r < world; r++)
       if (r != me.rank) b.reads(wire[r].plain + at, packs * 16);
-    b.writes(me.recv.base, (hi - lo) * static_cast<int64_t>(sizeof(typename T::Bits)));
+    declare<T>(b, me.recv, lo, hi, true);
     b.template groups<kInFlight<W>>(packs, [&](int64_t i, auto each_of) { sum_packs<K>(b, me, at, lo, hi, i, each_of); });
     b.sync();
     return true;

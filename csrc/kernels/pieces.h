@@ -25,8 +25,8 @@ struct ToWire {
     const int64_t lo = b.index() * share;
     const int64_t n = packs - lo < share ? packs - lo : share;
     if (n <= 0) return;
-    b.reads(from.base + (first + lo * K) * static_cast<int64_t>(sizeof(typename T::Bits)),
-            n * K * static_cast<int64_t>(sizeof(typename T::Bits)));
+    const int64_t most = first + (lo + n) * K;
+    declare<T>(b, from, first + lo * K, most < end ? most : end, false);
     b.writes(to + lo, n * 16);
     b.each(n, [&](int64_t i) {
       float v[K];
@@ -55,8 +55,8 @@ struct FromWire {
     const int64_t n = packs - lo < share ? packs - lo : share;
     if (n <= 0) return;
     b.reads(from + lo, n * 16);
-    b.writes(to.base + (first + lo * K) * static_cast<int64_t>(sizeof(typename T::Bits)),
-             n * K * static_cast<int64_t>(sizeof(typename T::Bits)));
+    const int64_t most = first + (lo + n) * K;
+    declare<T>(b, to, first + lo * K, most < end ? most : end, true);
     b.each(n, [&](int64_t i) {
       float v[K];
       const Vec16 w = from[lo + i];
@@ -85,13 +85,12 @@ struct SumPiece {
     const int64_t lo = b.index() * share;
     const int64_t n = packs - lo < share ? packs - lo : share;
     if (n <= 0) return;
-    const int64_t bytes = n * K * static_cast<int64_t>(sizeof(typename T::Bits));
-    const int64_t at = (first + lo * K) * static_cast<int64_t>(sizeof(typename T::Bits));
-    if (!absent) b.reads(send.base + at, bytes);
+    const int64_t most = first + (lo + n) * K;
+    if (!absent) declare<T>(b, send, first + lo * K, most < end ? most : end, false);
     AR_NO_UNROLL
     for (int r = 0; r < world; r++)
       if (r != rank && peer[r] != nullptr) b.reads(peer[r] + lo, n * 16);
-    b.writes(recv.base + at, bytes);
+    declare<T>(b, recv, first + lo * K, most < end ? most : end, true);
     b.each(n, [&](int64_t i) {
       const int64_t e = first + (lo + i) * K;
       float acc[K];

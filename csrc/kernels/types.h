@@ -53,6 +53,14 @@ struct View {
   }
 };
 
+// Declares what a phase touches of elements [first, end): whole rows with their gaps where there are some.
+template <class T>
+AR_DEVICE void declare(Block& b, const View& v, int64_t first, int64_t end, bool write) {
+  const char* from = reinterpret_cast<const char*>(v.at<T>(first));
+  const char* to = reinterpret_cast<const char*>(v.at<T>(end - 1)) + sizeof(typename T::Bits);
+  write ? b.writes(from, to - from) : b.reads(from, to - from);
+}
+
 // K consecutive elements from first on, as F32; those at and past `end` read as +0. first is a multiple of K.
 template <class T, int K>
 AR_DEVICE void load_elements(const View& v, int64_t first, int64_t end, float* out) {

@@ -183,10 +183,12 @@ class Rig {
     const int64_t pitch = (cols + c.pad) * size;
     t.extent = c.rows > 1 ? pitch * (c.rows - 1) + cols * size : c.count * size;
     for (int r = 0; r < ranks_; r++) {
-      const ar_ptr base = memory(r, t.extent);
-      const ar_ptr out = c.in_place ? 0 : memory(r, t.extent);
-      t.input.push_back(c.fed ? memory(r, t.extent) : 0);
-      t.output.push_back(c.fed ? memory(r, t.extent) : 0);
+      // Not a byte more than the tensor: what reaches past it is found.
+      const int64_t bytes = std::max<int64_t>(t.extent + c.offset * size, 1);
+      const ar_ptr base = memory(r, bytes);
+      const ar_ptr out = c.in_place ? 0 : memory(r, bytes);
+      t.input.push_back(c.fed ? memory(r, std::max<int64_t>(t.extent, 1)) : 0);
+      t.output.push_back(c.fed ? memory(r, std::max<int64_t>(t.extent, 1)) : 0);
       ar_buffer b{};
       b.send = base + static_cast<ar_ptr>(c.offset * size);
       b.recv = c.in_place ? b.send : out + static_cast<ar_ptr>(c.offset * size);
@@ -314,7 +316,7 @@ class Rig {
   }
   ar_ptr memory(int r, int64_t bytes) {
     ar_ptr p = 0;
-    expect_ok(ar_device_malloc(B, device(r), bytes + 256, &p, &e), e, "malloc");
+    expect_ok(ar_device_malloc(B, device(r), bytes, &p, &e), e, "malloc");
     owned_.emplace_back(device(r), p);
     return p;
   }
