@@ -19,7 +19,8 @@ const ar::Backend* find(int32_t id, ar_error* error) {
 #else
   if (id == AR_BACKEND_CUDA) {
     ar::fail(error, AR_ERR_BACKEND, {},
-             "this build holds the emulated backend only: build with -tags cuda (make does, where it finds or fetches nvcc)");
+             "this build holds the emulated backend only: build with -tags cuda (make does, where it finds or fetches "
+             "nvcc)");
     return nullptr;
   }
 #endif
@@ -65,10 +66,10 @@ int32_t ar_comm_create(const ar_options* o, ar_comm** comm, ar_error* e) {
   return b == nullptr ? no_backend(o->backend) : b->comm_create(o, comm, e);
 }
 
-#define AR_ON_COMM(name, parameters, ...)                                                                    \
-  int32_t ar_##name parameters {                                                                             \
-    if (comm == nullptr) return ar::fail(e, AR_ERR_ARGUMENT, {}, "the communicator is NULL");                \
-    return comm->backend->name(__VA_ARGS__);                                                                 \
+#define AR_ON_COMM(name, parameters, ...)                                                     \
+  int32_t ar_##name parameters {                                                              \
+    if (comm == nullptr) return ar::fail(e, AR_ERR_ARGUMENT, {}, "the communicator is NULL"); \
+    return comm->backend->name(__VA_ARGS__);                                                  \
   }
 AR_ON_COMM(allreduce, (ar_comm * comm, const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire, ar_error* e), comm,
            bufs, n, path, wire, e)
@@ -90,10 +91,10 @@ void ar_comm_free(ar_comm* comm) {
   if (comm != nullptr) comm->backend->comm_free(comm);
 }
 
-#define AR_ON_BACKEND(name, parameters, ...)                                                                 \
-  int32_t ar_##name parameters {                                                                             \
-    const ar::Backend* b = find(backend, e);                                                                 \
-    return b == nullptr ? no_backend(backend) : b->name(__VA_ARGS__);                                        \
+#define AR_ON_BACKEND(name, parameters, ...)                          \
+  int32_t ar_##name parameters {                                      \
+    const ar::Backend* b = find(backend, e);                          \
+    return b == nullptr ? no_backend(backend) : b->name(__VA_ARGS__); \
   }
 AR_ON_BACKEND(device_count, (int32_t backend, int32_t* n, ar_error* e), n, e)
 AR_ON_BACKEND(device_get_info, (int32_t backend, int32_t d, ar_device_info* info, ar_error* e), d, info, e)
@@ -108,8 +109,8 @@ AR_ON_BACKEND(copy_to_host, (int32_t backend, int32_t d, void* to, ar_ptr from, 
               e)
 AR_ON_BACKEND(copy_async, (int32_t backend, int32_t d, ar_ptr to, ar_ptr from, int64_t n, ar_stream s, ar_error* e), d,
               to, from, n, s, e)
-AR_ON_BACKEND(fill_async, (int32_t backend, int32_t d, ar_ptr to, int32_t v, int64_t n, ar_stream s, ar_error* e), d, to,
-              v, n, s, e)
+AR_ON_BACKEND(fill_async, (int32_t backend, int32_t d, ar_ptr to, int32_t v, int64_t n, ar_stream s, ar_error* e), d,
+              to, v, n, s, e)
 AR_ON_BACKEND(stream_create, (int32_t backend, int32_t d, ar_stream* s, ar_error* e), d, s, e)
 AR_ON_BACKEND(stream_destroy, (int32_t backend, int32_t d, ar_stream s, ar_error* e), d, s, e)
 AR_ON_BACKEND(stream_synchronize, (int32_t backend, int32_t d, ar_stream s, ar_error* e), d, s, e)
@@ -126,12 +127,14 @@ AR_ON_BACKEND(capture_begin, (int32_t backend, int32_t d, ar_stream s, ar_error*
 AR_ON_BACKEND(capture_end, (int32_t backend, int32_t d, ar_stream s, ar_graph* g, ar_error* e), d, s, g, e)
 AR_ON_BACKEND(graph_launch, (int32_t backend, int32_t d, ar_graph g, ar_stream s, ar_error* e), d, g, s, e)
 AR_ON_BACKEND(graph_destroy, (int32_t backend, int32_t d, ar_graph g, ar_error* e), d, g, e)
-AR_ON_BACKEND(copy_kind_async, (int32_t backend, int32_t d, ar_ptr to, ar_ptr from, int64_t n, int32_t kind, ar_stream s, ar_error* e),
+AR_ON_BACKEND(copy_kind_async,
+              (int32_t backend, int32_t d, ar_ptr to, ar_ptr from, int64_t n, int32_t kind, ar_stream s, ar_error* e),
               d, to, from, n, kind, s, e)
-AR_ON_BACKEND(bench_load, (int32_t backend, int32_t d, int32_t blocks, int64_t rounds, ar_stream s, ar_error* e), d, blocks,
-              rounds, s, e)
-AR_ON_BACKEND(bench_compare, (int32_t backend, int32_t d, const ar_bench_rows* rows, ar_ptr wrong, ar_stream s, ar_error* e),
-              d, rows, wrong, s, e)
+AR_ON_BACKEND(bench_load, (int32_t backend, int32_t d, int32_t blocks, int64_t rounds, ar_stream s, ar_error* e), d,
+              blocks, rounds, s, e)
+AR_ON_BACKEND(bench_compare,
+              (int32_t backend, int32_t d, const ar_bench_rows* rows, ar_ptr wrong, ar_stream s, ar_error* e), d, rows,
+              wrong, s, e)
 #undef AR_ON_BACKEND
 
 }  // extern "C"

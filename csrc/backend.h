@@ -49,7 +49,7 @@
 namespace ar {
 
 struct Backend {
-  int32_t id;               // ar_backend
+  int32_t id;  // ar_backend
   int32_t runtime_version;
 #define AR_FIELD(name, parameters) int32_t(*name) parameters;
   AR_BACKEND_CALLS(AR_FIELD)

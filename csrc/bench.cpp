@@ -11,7 +11,8 @@ int32_t copy_kind_async(int32_t d, ar_ptr to, ar_ptr from, int64_t n, int32_t ki
     return fail(e, AR_ERR_ARGUMENT, {}, "copying: kind %d; allowed: %d to %d", kind, AR_COPY_HOST_TO_DEVICE,
                 AR_COPY_DEVICE_TO_DEVICE);
   return on_device(d, "copying", e, [&] {
-    return copy_async(pointer(to), pointer(from), static_cast<size_t>(n), static_cast<CopyKind>(kind), handle<Stream>(s));
+    return copy_async(pointer(to), pointer(from), static_cast<size_t>(n), static_cast<CopyKind>(kind),
+                      handle<Stream>(s));
   });
 }
 static_assert(static_cast<int>(CopyKind::host_to_device) == AR_COPY_HOST_TO_DEVICE &&
@@ -35,15 +36,23 @@ int32_t bench_compare(int32_t d, const ar_bench_rows* r, ar_ptr wrong, ar_stream
                 static_cast<long long>(r->rows), static_cast<long long>(r->count), static_cast<long long>(r->pitch));
   const auto run = [&](auto type) {
     using K = Compare<decltype(type)>;
-    const K k{static_cast<const char*>(pointer(r->got)), static_cast<const char*>(pointer(r->want)),
-              static_cast<uint32_t*>(pointer(wrong)), r->rows, r->count, r->pitch, r->tolerance};
+    const K k{static_cast<const char*>(pointer(r->got)),
+              static_cast<const char*>(pointer(r->want)),
+              static_cast<uint32_t*>(pointer(wrong)),
+              r->rows,
+              r->count,
+              r->pitch,
+              r->tolerance};
     return launch(k, AR_BENCH_COUNTERS / kCompareThreads, kCompareThreads, handle<Stream>(s));
   };
   return on_device(d, "launching the compare kernel", e, [&]() -> Code {
     switch (r->type) {
-      case AR_F32: return run(F32{});
-      case AR_F16: return run(F16{});
-      default: return run(BF16{});
+      case AR_F32:
+        return run(F32{});
+      case AR_F16:
+        return run(F16{});
+      default:
+        return run(BF16{});
     }
   });
 }

@@ -32,7 +32,8 @@ int32_t Comm::check_buffer(const ar_buffer& b, int rank, ar_error* e) const {
   const Where where{rank, ranks_[static_cast<size_t>(rank)].device, 0};
   const int32_t size = type_size(b.type);
   if (b.rows < 0 || (b.rows > 1 && b.count % b.rows != 0))
-    return fail(e, AR_ERR_ARGUMENT, where, "%d rows do not divide %lld elements", b.rows, static_cast<long long>(b.count));
+    return fail(e, AR_ERR_ARGUMENT, where, "%d rows do not divide %lld elements", b.rows,
+                static_cast<long long>(b.count));
   const struct {
     const char* name;
     ar_ptr ptr;
@@ -51,8 +52,9 @@ int32_t Comm::check_buffer(const ar_buffer& b, int rank, ar_error* e) const {
                   static_cast<long long>(b.count / (b.rows > 1 ? b.rows : 1) * size));
     if (!check_range(reinterpret_cast<void*>(static_cast<uintptr_t>(side.ptr)),
                      static_cast<size_t>(extent(b, side.pitch)), where.device))
-      return fail(e, AR_ERR_ARGUMENT, where, "%s 0x%llx: %lld bytes are not all in one allocation that device %d can reach",
-                  side.name, static_cast<unsigned long long>(side.ptr), static_cast<long long>(extent(b, side.pitch)),
+      return fail(e, AR_ERR_ARGUMENT, where,
+                  "%s 0x%llx: %lld bytes are not all in one allocation that device %d can reach", side.name,
+                  static_cast<unsigned long long>(side.ptr), static_cast<long long>(extent(b, side.pitch)),
                   where.device);
   }
   if (!b.absent) {
@@ -70,7 +72,8 @@ int32_t Comm::check_buffer(const ar_buffer& b, int rank, ar_error* e) const {
 
 int32_t Comm::check(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire, ar_error* e) const {
   if (bufs == nullptr || n != world_)
-    return fail(e, AR_ERR_ARGUMENT, {}, "%d buffers for %d ranks: one per rank is needed", bufs == nullptr ? 0 : n, world_);
+    return fail(e, AR_ERR_ARGUMENT, {}, "%d buffers for %d ranks: one per rank is needed", bufs == nullptr ? 0 : n,
+                world_);
   const ar_buffer& a = bufs[0];
   if (type_size(a.type) == 0) return fail(e, AR_ERR_ARGUMENT, {}, "type %d is unknown", a.type);
   if (a.op != AR_SUM && a.op != AR_AVG)
@@ -81,13 +84,12 @@ int32_t Comm::check(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire
     const ar_buffer& b = bufs[r];
     const Where where{r, ranks_[static_cast<size_t>(r)].device, 0};
     if (b.count != a.count)
-      return fail(e, AR_ERR_ARGUMENT, where, "count is %lld on rank 0 and %lld on rank %d", static_cast<long long>(a.count),
-                  static_cast<long long>(b.count), r);
+      return fail(e, AR_ERR_ARGUMENT, where, "count is %lld on rank 0 and %lld on rank %d",
+                  static_cast<long long>(a.count), static_cast<long long>(b.count), r);
     if (b.type != a.type)
-      return fail(e, AR_ERR_ARGUMENT, where, "type is %s on rank 0 and %s on rank %d", type_name(a.type), type_name(b.type),
-                  r);
-    if (b.op != a.op)
-      return fail(e, AR_ERR_ARGUMENT, where, "op is %d on rank 0 and %d on rank %d", a.op, b.op, r);
+      return fail(e, AR_ERR_ARGUMENT, where, "type is %s on rank 0 and %s on rank %d", type_name(a.type),
+                  type_name(b.type), r);
+    if (b.op != a.op) return fail(e, AR_ERR_ARGUMENT, where, "op is %d on rank 0 and %d on rank %d", a.op, b.op, r);
     if (b.rows != a.rows)
       return fail(e, AR_ERR_ARGUMENT, where, "rows is %d on rank 0 and %d on rank %d", a.rows, b.rows, r);
   }

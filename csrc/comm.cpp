@@ -53,7 +53,8 @@ int32_t Comm::create(const ar_options& o, ar_comm** out, ar_error* e) {
   if (o.world < 1 || o.world > AR_MAX_RANKS)
     return fail(e, AR_ERR_ARGUMENT, {}, "%d ranks: 1 to %d are allowed", o.world, AR_MAX_RANKS);
   if (o.ring_bytes != 0 && (o.ring_bytes < (1 << 20) || o.ring_bytes > (256 << 20)))
-    return fail(e, AR_ERR_ARGUMENT, {}, "ring_bytes %lld: 1 MiB to 256 MiB are allowed", static_cast<long long>(o.ring_bytes));
+    return fail(e, AR_ERR_ARGUMENT, {}, "ring_bytes %lld: 1 MiB to 256 MiB are allowed",
+                static_cast<long long>(o.ring_bytes));
   const int64_t ring = o.ring_bytes != 0 ? o.ring_bytes : kDefaultRing;
   if (o.chunk_bytes != 0 && (o.chunk_bytes < (64 << 10) || o.chunk_bytes > ring / 2))
     return fail(e, AR_ERR_ARGUMENT, {}, "chunk_bytes %lld: 64 KiB to half the ring (%lld) are allowed",
@@ -61,7 +62,8 @@ int32_t Comm::create(const ar_options& o, ar_comm** out, ar_error* e) {
   if (o.blocks < 0 || o.blocks > kMaxBlocks)
     return fail(e, AR_ERR_ARGUMENT, {}, "blocks %d: 1 to %d are allowed, 0 is the default", o.blocks, kMaxBlocks);
   if (o.spin_timeout_ms < 0 || o.spin_timeout_ms > 3600000)
-    return fail(e, AR_ERR_ARGUMENT, {}, "spin_timeout_ms %d: 1 to 3600000 are allowed, 0 is the default", o.spin_timeout_ms);
+    return fail(e, AR_ERR_ARGUMENT, {}, "spin_timeout_ms %d: 1 to 3600000 are allowed, 0 is the default",
+                o.spin_timeout_ms);
   std::unique_ptr<Comm> c(new (std::nothrow) Comm);
   if (c == nullptr) return fail(e, AR_ERR_ALLOC, {}, "no host memory");
   c->backend = AR_NS::backend();
@@ -96,7 +98,8 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
     RankInfo& info = ranks_[static_cast<size_t>(r)];
     info.device = o.devices != nullptr ? o.devices[r] : r;
     if (info.device < 0 || info.device >= count)
-      return fail(e, AR_ERR_NO_DEVICE, {r, info.device, 0}, "rank %d asks for device %d: there are %d", r, info.device, count);
+      return fail(e, AR_ERR_NO_DEVICE, {r, info.device, 0}, "rank %d asks for device %d: there are %d", r, info.device,
+                  count);
     info.link_gbs = o.link_gbs != nullptr && o.link_gbs[r] > 0 ? o.link_gbs[r] : kDefaultLinkGbs;
     c = set_device(info.device);
     if (c == kOk) c = device_info(info.device, &info.info);
@@ -177,7 +180,8 @@ int32_t Comm::allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t 
   if (s != AR_OK) {
     if (call.enqueued && call.captured) {
       std::string text = local.message;
-      std::snprintf(local.message, sizeof(local.message), "%.400s; part of the call is in the capture: abandon it", text.c_str());
+      std::snprintf(local.message, sizeof(local.message), "%.400s; part of the call is in the capture: abandon it",
+                    text.c_str());
     } else if (call.enqueued) {
       // Peers would wait for what will never come: end them now.
       *board_.abort = 1;
@@ -203,7 +207,8 @@ int32_t Comm::look_at_captures(Call& call, ar_error* e) {
     if (c == kOk) c = capture_info(stream, &info[r]);
     if (c != kOk) return runtime_error(c, r, "asking whether the stream is being captured", e);
     if (info[r].state == Capturing::invalidated)
-      return fail(e, AR_ERR_RUNTIME, {r, rank(r).device, 0}, "the capture of the stream of rank %d is no longer valid", r);
+      return fail(e, AR_ERR_RUNTIME, {r, rank(r).device, 0}, "the capture of the stream of rank %d is no longer valid",
+                  r);
     captured += info[r].state == Capturing::active;
   }
   if (captured == 0) {
@@ -211,7 +216,8 @@ int32_t Comm::look_at_captures(Call& call, ar_error* e) {
     return AR_OK;
   }
   if (captured != world_)
-    return fail(e, AR_ERR_CAPTURE_MIXED, {}, "%d of %d streams are being captured: all or none must be", captured, world_);
+    return fail(e, AR_ERR_CAPTURE_MIXED, {}, "%d of %d streams are being captured: all or none must be", captured,
+                world_);
   call.captured = true;
   call.one_capture = true;
   for (int r = 0; r < world_; r++) {
@@ -315,7 +321,8 @@ int32_t Comm::copy_alone(Call& call, ar_error* e) {
 int32_t Comm::prepare(int64_t max_bytes, int32_t path, ar_error* e) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (const int32_t s = latched(e)) return s;
-  if (max_bytes < 0) return fail(e, AR_ERR_ARGUMENT, {}, "max_bytes %lld is negative", static_cast<long long>(max_bytes));
+  if (max_bytes < 0)
+    return fail(e, AR_ERR_ARGUMENT, {}, "max_bytes %lld is negative", static_cast<long long>(max_bytes));
   if (path == AR_PATH_NONE) return AR_OK;
   char reason[256];
   if (!has_path(path, reason, sizeof(reason))) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", reason);
@@ -400,8 +407,9 @@ void Comm::collect_records() {
       const int peer = static_cast<int>(w[0] >> 8);
       const uint32_t awaited = w[1], seen = w[2], call = w[3];
       fail(&failure_, AR_ERR_TIMEOUT, {r, rank(r).device, 0},
-           "rank %d waited %llu ms for rank %d (call %u, %s: epoch %u awaited, %u seen); the communicator is unusable", r,
-           static_cast<unsigned long long>(timeout_ns_ / 1000000), peer, call, phase_name(w[0] & 0xFF), awaited, seen);
+           "rank %d waited %llu ms for rank %d (call %u, %s: epoch %u awaited, %u seen); the communicator is unusable",
+           r, static_cast<unsigned long long>(timeout_ns_ / 1000000), peer, call, phase_name(w[0] & 0xFF), awaited,
+           seen);
       failure_.call = call;
       failure_.peer = peer;
       failure_.awaited = awaited;
@@ -410,7 +418,8 @@ void Comm::collect_records() {
     }
   }
   if (!any && nccl_expired_)
-    fail(&failure_, AR_ERR_TIMEOUT, {}, "an NCCL operation took longer than %llu ms and was aborted; the communicator is unusable",
+    fail(&failure_, AR_ERR_TIMEOUT, {},
+         "an NCCL operation took longer than %llu ms and was aborted; the communicator is unusable",
          static_cast<unsigned long long>(timeout_ns_ / 1000000));
   else if (!any)
     fail(&failure_, AR_ERR_TIMEOUT, {}, "the abort word was set and no rank left a record");
@@ -432,7 +441,8 @@ void Comm::stats(ar_stats* out) {
     out->rank[r].device = rank(r).device;
     if (closed_) continue;
     for (int p = 0; p < AR_PATHS; p++)
-      if (transports_[p] != nullptr) transports_[p]->memory(r, &out->rank[r].device_bytes[p], &out->rank[r].pinned_bytes[p]);
+      if (transports_[p] != nullptr)
+        transports_[p]->memory(r, &out->rank[r].device_bytes[p], &out->rank[r].pinned_bytes[p]);
   }
 }
 
@@ -445,7 +455,8 @@ int32_t Comm::close(ar_error*) {
   ar_error ignored;
   const auto settle = [&](std::chrono::milliseconds most) {
     const auto from = Clock::now();
-    while (!ends_passed(&ignored) && Clock::now() - from < most) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (!ends_passed(&ignored) && Clock::now() - from < most)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
   };
   settle(std::chrono::milliseconds(failed_ ? 0 : 1000));
   closed_ = true;

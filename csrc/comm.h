@@ -50,9 +50,9 @@ struct Mark {
 // Streams and events of one rank for one use: all eager calls, or one capture. Made on demand, kept until the end.
 struct Lane {
   Stream send = nullptr, receive = nullptr;
-  Mark end;             // the rank's last call
-  uint64_t last = 0;    // the identity of its stream
-  Mark ready;           // the caller's stream, at the start of a call (or around a shared launch)
+  Mark end;                      // the rank's last call
+  uint64_t last = 0;             // the identity of its stream
+  Mark ready;                    // the caller's stream, at the start of a call (or around a shared launch)
   std::vector<Mark> chunk[2];    // uploaded, by slot and chunk
   Mark uploaded[2];              // the slot's last chunk (a copy of its Mark)
   Mark converted[2], summed[2];  // by slot

@@ -15,11 +15,11 @@ uint64_t number(const void* p) { return static_cast<uint64_t>(reinterpret_cast<u
 
 int32_t failed(Code c, int device, const char* what, ar_error* e) {
   const Where where{-1, device, c};
-  const int32_t status = code_is_memory(c)   ? AR_ERR_ALLOC
+  const int32_t status = code_is_memory(c)     ? AR_ERR_ALLOC
                          : code_is_argument(c) ? AR_ERR_ARGUMENT
-                         : code_is_lost(c)   ? AR_ERR_DEVICE_LOST
+                         : code_is_lost(c)     ? AR_ERR_DEVICE_LOST
                          : code_is_deadlock(c) ? AR_ERR_DEADLOCK
-                                             : AR_ERR_RUNTIME;
+                                               : AR_ERR_RUNTIME;
   return fail(e, status, where, "%s: %s", what, code_text(c));
 }
 
@@ -112,12 +112,14 @@ int32_t copy_to_host(int32_t d, void* to, ar_ptr from, int64_t n, ar_error* e) {
 int32_t copy_async_api(int32_t d, ar_ptr to, ar_ptr from, int64_t n, ar_stream s, ar_error* e) {
   if (n < 0) return bad_bytes("copying on the device", n, e);
   return on_device(d, "copying on the device", e, [&] {
-    return copy_async(pointer(to), pointer(from), static_cast<size_t>(n), CopyKind::device_to_device, handle<Stream>(s));
+    return copy_async(pointer(to), pointer(from), static_cast<size_t>(n), CopyKind::device_to_device,
+                      handle<Stream>(s));
   });
 }
 int32_t fill_async_api(int32_t d, ar_ptr to, int32_t v, int64_t n, ar_stream s, ar_error* e) {
   if (n < 0) return bad_bytes("filling", n, e);
-  return on_device(d, "filling", e, [&] { return fill_async(pointer(to), v, static_cast<size_t>(n), handle<Stream>(s)); });
+  return on_device(d, "filling", e,
+                   [&] { return fill_async(pointer(to), v, static_cast<size_t>(n), handle<Stream>(s)); });
 }
 int32_t stream_create_api(int32_t d, ar_stream* out, ar_error* e) {
   *out = 0;
@@ -207,8 +209,8 @@ const ar::Backend* backend() {
       copy_to_device, copy_to_host, copy_async_api, fill_async_api,
       // streams, events, graphs
       stream_create_api, stream_destroy_api, stream_synchronize_api, stream_query_api, device_synchronize_api,
-      event_create_api, event_destroy_api, event_record_api, event_wait_api, event_synchronize_api, event_elapsed_us_api,
-      capture_begin_api, capture_end_api, graph_launch_api, graph_destroy_api,
+      event_create_api, event_destroy_api, event_record_api, event_wait_api, event_synchronize_api,
+      event_elapsed_us_api, capture_begin_api, capture_end_api, graph_launch_api, graph_destroy_api,
       // benchmarks
       copy_kind_async, bench_load, bench_compare};
   return &table;

@@ -23,7 +23,7 @@ inline void clear(ar_error* e) {
 }
 
 __attribute__((format(printf, 4, 5))) inline int32_t fail(ar_error* e, int32_t status, Where where, const char* format,
-                                                           ...) {
+                                                          ...) {
   if (e == nullptr) return status;
   clear(e);
   e->status = status;

@@ -79,7 +79,9 @@ int32_t Comm::runtime_error(Code code, int rank, const char* what, ar_error* e) 
   where.rank = rank;
   where.device = rank >= 0 ? ranks_[static_cast<size_t>(rank)].device : -1;
   where.code = code;
-  const int32_t status = code_is_lost(code) ? AR_ERR_DEVICE_LOST : code_is_deadlock(code) ? AR_ERR_DEADLOCK : AR_ERR_RUNTIME;
+  const int32_t status = code_is_lost(code)       ? AR_ERR_DEVICE_LOST
+                         : code_is_deadlock(code) ? AR_ERR_DEADLOCK
+                                                  : AR_ERR_RUNTIME;
   return fail(e, status, where, "%s: %s", what, code_text(code));
 }
 
@@ -91,7 +93,8 @@ int32_t Comm::allocate_device(int rank, int64_t bytes, void** out, ar_error* e) 
   if (c != kOk) {
     Where where{rank, info.device, c};
     if (code_is_memory(c))
-      return fail(e, AR_ERR_ALLOC, where, "%lld bytes of device memory: %s", static_cast<long long>(bytes), code_text(c));
+      return fail(e, AR_ERR_ALLOC, where, "%lld bytes of device memory: %s", static_cast<long long>(bytes),
+                  code_text(c));
     return runtime_error(c, rank, "allocating device memory", e);
   }
   storage_->all.push_back({*out, info.device});
@@ -106,7 +109,8 @@ int32_t Comm::allocate_pinned(int rank, int64_t bytes, void** host, void** devic
   if (c != kOk) {
     Where where{rank, info.device, c};
     if (code_is_memory(c))
-      return fail(e, AR_ERR_ALLOC, where, "%lld bytes of pinned memory: %s", static_cast<long long>(bytes), code_text(c));
+      return fail(e, AR_ERR_ALLOC, where, "%lld bytes of pinned memory: %s", static_cast<long long>(bytes),
+                  code_text(c));
     return runtime_error(c, rank, "allocating pinned memory", e);
   }
   storage_->all.push_back({*host, -1});

@@ -41,7 +41,7 @@ struct NcclReduce {
 
   AR_DEVICE void operator()(Block& b) const {
     if (hang != nullptr) spin(b, Order::none, SpinLimit{hang, UINT64_MAX}, hang, [] { return false; });
-    const int64_t size = type == ar::nccl::kFloat32 || type == ar::nccl::kInt32 ? 4
+    const int64_t size = type == ar::nccl::kFloat32 || type == ar::nccl::kInt32   ? 4
                          : type == ar::nccl::kFloat64 || type == ar::nccl::kInt64 ? 8
                          : type == ar::nccl::kInt8 || type == ar::nccl::kUint8    ? 1
                                                                                   : 2;

@@ -39,21 +39,21 @@ typedef uint64_t ar_stream;
 
 typedef enum ar_status {
   AR_OK = 0,
-  AR_ERR_ARGUMENT = 1,       /* a bad argument; the message names it and what is allowed */
-  AR_ERR_NO_DEVICE = 2,      /* no such device, or none at all */
-  AR_ERR_BACKEND = 3,        /* this build does not hold the backend that was asked for */
-  AR_ERR_ALLOC = 4,          /* memory of the library's own could not be allocated; nothing was enqueued */
-  AR_ERR_RUNTIME = 5,        /* the platform's runtime failed; platform_code says how */
-  AR_ERR_TIMEOUT = 6,        /* a rank waited longer than the deadline; the communicator is unusable */
-  AR_ERR_MISMATCH = 7,       /* ranks disagree about a call */
-  AR_ERR_CLOSED = 8,         /* the communicator was closed */
-  AR_ERR_CAPTURE_MIXED = 9,  /* streams of one call are captured in ways that cannot work together */
+  AR_ERR_ARGUMENT = 1,        /* a bad argument; the message names it and what is allowed */
+  AR_ERR_NO_DEVICE = 2,       /* no such device, or none at all */
+  AR_ERR_BACKEND = 3,         /* this build does not hold the backend that was asked for */
+  AR_ERR_ALLOC = 4,           /* memory of the library's own could not be allocated; nothing was enqueued */
+  AR_ERR_RUNTIME = 5,         /* the platform's runtime failed; platform_code says how */
+  AR_ERR_TIMEOUT = 6,         /* a rank waited longer than the deadline; the communicator is unusable */
+  AR_ERR_MISMATCH = 7,        /* ranks disagree about a call */
+  AR_ERR_CLOSED = 8,          /* the communicator was closed */
+  AR_ERR_CAPTURE_MIXED = 9,   /* streams of one call are captured in ways that cannot work together */
   AR_ERR_NOT_CAPTURABLE = 10, /* this path cannot be captured that way; capture and communicator are intact */
-  AR_ERR_UNSUPPORTED = 11,   /* this path does not serve this type, layout or machine */
-  AR_ERR_NCCL = 12,          /* NCCL failed; platform_code is its ncclResult_t */
-  AR_ERR_DEVICE_LOST = 13,   /* a device or its context is gone */
-  AR_ERR_DEADLOCK = 14,      /* emulated backend only: nothing can ever run again; the message is the report */
-  AR_ERR_PENDING = 15        /* ar_comm_wait, ar_stream_query: not finished within the given time */
+  AR_ERR_UNSUPPORTED = 11,    /* this path does not serve this type, layout or machine */
+  AR_ERR_NCCL = 12,           /* NCCL failed; platform_code is its ncclResult_t */
+  AR_ERR_DEVICE_LOST = 13,    /* a device or its context is gone */
+  AR_ERR_DEADLOCK = 14,       /* emulated backend only: nothing can ever run again; the message is the report */
+  AR_ERR_PENDING = 15         /* ar_comm_wait, ar_stream_query: not finished within the given time */
 } ar_status;
 
 typedef enum ar_backend { AR_BACKEND_CUDA = 1, AR_BACKEND_EMULATED = 2 } ar_backend;
@@ -144,12 +144,12 @@ typedef struct ar_rank_stats {
 } ar_rank_stats;
 
 typedef struct ar_stats {
-  uint64_t calls[AR_PATHS];    /* reductions enqueued (a captured one counts once) */
-  uint64_t bytes[AR_PATHS];    /* payload bytes per rank of those */
-  uint64_t allocations;        /* times the library allocated memory lazily */
+  uint64_t calls[AR_PATHS]; /* reductions enqueued (a captured one counts once) */
+  uint64_t bytes[AR_PATHS]; /* payload bytes per rank of those */
+  uint64_t allocations;     /* times the library allocated memory lazily */
   int32_t ranks;
-  int32_t chunk_bytes;         /* wire bytes per copy of the last copy-engine reduction */
-  int32_t nccl_version;        /* NCCL's version code (23007 for 2.30.7), 0 if none was opened */
+  int32_t chunk_bytes;  /* wire bytes per copy of the last copy-engine reduction */
+  int32_t nccl_version; /* NCCL's version code (23007 for 2.30.7), 0 if none was opened */
   int32_t reserved;
   ar_rank_stats rank[AR_MAX_RANKS];
 } ar_stats;
@@ -223,8 +223,7 @@ typedef struct ar_device_info {
 AR_API int32_t ar_device_count(int32_t backend, int32_t* count, ar_error* error);
 AR_API int32_t ar_device_get_info(int32_t backend, int32_t device, ar_device_info* info, ar_error* error);
 /* can: 1 if the driver says that `device` may access `peer`'s memory. The driver's word is not proof. */
-AR_API int32_t ar_device_can_access_peer(int32_t backend, int32_t device, int32_t peer, int32_t* can,
-                                         ar_error* error);
+AR_API int32_t ar_device_can_access_peer(int32_t backend, int32_t device, int32_t peer, int32_t* can, ar_error* error);
 AR_API int32_t ar_device_malloc(int32_t backend, int32_t device, int64_t bytes, ar_ptr* ptr, ar_error* error);
 AR_API int32_t ar_device_free(int32_t backend, int32_t device, ar_ptr ptr, ar_error* error);
 /* Pinned host memory; ptr is valid on the host and on every device. */
@@ -233,13 +232,12 @@ AR_API int32_t ar_host_free(int32_t backend, ar_ptr ptr, ar_error* error);
 /* Copies and waits. Host memory may be of any kind. */
 AR_API int32_t ar_copy_to_device(int32_t backend, int32_t device, ar_ptr dst, const void* src, int64_t bytes,
                                  ar_error* error);
-AR_API int32_t ar_copy_to_host(int32_t backend, int32_t device, void* dst, ar_ptr src, int64_t bytes,
-                               ar_error* error);
+AR_API int32_t ar_copy_to_host(int32_t backend, int32_t device, void* dst, ar_ptr src, int64_t bytes, ar_error* error);
 /* Device-to-device copy on one device, and fill with a byte, both enqueued on a stream. */
-AR_API int32_t ar_copy_async(int32_t backend, int32_t device, ar_ptr dst, ar_ptr src, int64_t bytes,
-                             ar_stream stream, ar_error* error);
-AR_API int32_t ar_fill_async(int32_t backend, int32_t device, ar_ptr dst, int32_t byte, int64_t bytes,
-                             ar_stream stream, ar_error* error);
+AR_API int32_t ar_copy_async(int32_t backend, int32_t device, ar_ptr dst, ar_ptr src, int64_t bytes, ar_stream stream,
+                             ar_error* error);
+AR_API int32_t ar_fill_async(int32_t backend, int32_t device, ar_ptr dst, int32_t byte, int64_t bytes, ar_stream stream,
+                             ar_error* error);
 /* A stream that does not synchronise with the legacy default stream. */
 AR_API int32_t ar_stream_create(int32_t backend, int32_t device, ar_stream* stream, ar_error* error);
 AR_API int32_t ar_stream_destroy(int32_t backend, int32_t device, ar_stream stream, ar_error* error);
@@ -297,8 +295,8 @@ typedef struct ar_bench_rows {
 
 /* Enqueues a comparison: the number of elements that differ is added up over the AR_BENCH_COUNTERS 32-bit counters at
  * wrong (device memory). */
-AR_API int32_t ar_bench_compare(int32_t backend, int32_t device, const ar_bench_rows* rows, ar_ptr wrong, ar_stream stream,
-                                ar_error* error);
+AR_API int32_t ar_bench_compare(int32_t backend, int32_t device, const ar_bench_rows* rows, ar_ptr wrong,
+                                ar_stream stream, ar_error* error);
 
 #ifdef __cplusplus
 }

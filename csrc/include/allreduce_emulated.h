@@ -27,32 +27,32 @@ typedef enum ar_emulated_schedule {
 /* One device. Rates are GB/s (10^9 bytes per second); 0 takes the default: the reference machine's, a PCIe 5 x16
  * link (55 one way, 48 each way with both directions busy). */
 typedef struct ar_emulated_device {
-  double h2d_gbs, d2h_gbs;   /* one direction alone */
-  double duplex_gbs;         /* each direction while both are busy */
-  double memory_gbs;         /* device memory, default 4000 */
-  double kernel_host_gbs;    /* a kernel's own loads and stores to host memory, default 28 */
-  int32_t sms;               /* default 132 */
-  int32_t resident_blocks;   /* blocks resident at once on the device, default 132 * 2 */
+  double h2d_gbs, d2h_gbs;    /* one direction alone */
+  double duplex_gbs;          /* each direction while both are busy */
+  double memory_gbs;          /* device memory, default 4000 */
+  double kernel_host_gbs;     /* a kernel's own loads and stores to host memory, default 28 */
+  int32_t sms;                /* default 132 */
+  int32_t resident_blocks;    /* blocks resident at once on the device, default 132 * 2 */
   int32_t cc_major, cc_minor; /* default 9.0 */
-  int32_t uplink;            /* index of the shared uplink this device hangs on, -1: none */
+  int32_t uplink;             /* index of the shared uplink this device hangs on, -1: none */
   int32_t reserved;
-  int64_t memory_bytes;      /* default 8 GiB; allocations beyond it fail */
+  int64_t memory_bytes; /* default 8 GiB; allocations beyond it fail */
 } ar_emulated_device;
 
 typedef struct ar_emulated_machine {
-  uint32_t size;             /* sizeof(ar_emulated_machine) */
-  int32_t devices;           /* 1..AR_EMULATED_MAX_DEVICES */
+  uint32_t size;   /* sizeof(ar_emulated_machine) */
+  int32_t devices; /* 1..AR_EMULATED_MAX_DEVICES */
   ar_emulated_device device[AR_EMULATED_MAX_DEVICES];
   double uplink_gbs[AR_EMULATED_MAX_DEVICES]; /* each direction, by uplink index */
-  double host_gbs;           /* all flows together through host memory, default 184 (four flows of 46) */
-  double peer_gbs;           /* peer copies and stores, default 376 */
+  double host_gbs; /* all flows together through host memory, default 184 (four flows of 46) */
+  double peer_gbs; /* peer copies and stores, default 376 */
   uint8_t peer[AR_EMULATED_MAX_DEVICES][AR_EMULATED_MAX_DEVICES]; /* 1: the driver grants peer access */
-  double copy_us;            /* fixed cost of a copy, default 3 */
-  double launch_us;          /* launch of a kernel, default 2 */
-  double hop_us;             /* event from one device seen by another, default 4.8 less the launch */
-  double flag_us;            /* flag through pinned memory, one way, default 1.6 */
-  int32_t drive;             /* ar_emulated_drive */
-  int32_t schedule;          /* ar_emulated_schedule */
+  double copy_us;                                                 /* fixed cost of a copy, default 3 */
+  double launch_us;                                               /* launch of a kernel, default 2 */
+  double hop_us;    /* event from one device seen by another, default 4.8 less the launch */
+  double flag_us;   /* flag through pinned memory, one way, default 1.6 */
+  int32_t drive;    /* ar_emulated_drive */
+  int32_t schedule; /* ar_emulated_schedule */
   uint64_t seed;
 } ar_emulated_machine;
 
@@ -95,10 +95,10 @@ AR_API int64_t ar_emulated_order_count(int32_t order_id);
 typedef struct ar_emulated_record {
   double start_us, end_us;
   int32_t device;
-  int32_t kind;     /* 0 kernel, 1 host-to-device, 2 device-to-host, 3 device-to-device, 4 other */
+  int32_t kind; /* 0 kernel, 1 host-to-device, 2 device-to-host, 3 device-to-device, 4 other */
   uint64_t stream;
   int64_t bytes;
-  char name[32];    /* kernel's name, or "copy" */
+  char name[32]; /* kernel's name, or "copy" */
 } ar_emulated_record;
 /* Starts (on = 1) or stops recording; starting drops earlier records. */
 AR_API void ar_emulated_trace(int32_t on);

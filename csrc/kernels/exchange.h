@@ -66,15 +66,15 @@ struct Exchange {
   int64_t count;
   int64_t share, last_share;  // elements of one block in a full round and in the last
   int rounds;
-  int64_t ll_bytes;   // of one block's slot
+  int64_t ll_bytes;  // of one block's slot
   int64_t plain_bytes;
   uint32_t* abort;
   uint64_t timeout_ns;
   Finish finish_;
   int world;
   int locals;
-  int blocks;         // that take part, per rank
-  int slot_blocks;    // that the regions are cut for
+  int blocks;       // that take part, per rank
+  int slot_blocks;  // that the regions are cut for
   int ll;
   uint32_t call;
 
@@ -91,7 +91,7 @@ struct Exchange {
   template <int K>
   AR_DEVICE void own(const Local& me, int64_t first, int64_t end, float* v) const {
     if (me.absent) {
-AR_UNROLL
+      AR_UNROLL
       for (int k = 0; k < K; k++) v[k] = 0.0f;
     } else {
       load_elements<T, K>(me.send, first, end, v);
@@ -144,7 +144,7 @@ AR_UNROLL
           const uint32_t words[2] = {w.w[0], w.w[2]};
           unpack<W, K>(words, v);
         }
-AR_UNROLL
+        AR_UNROLL
         for (int k = 0; k < K; k++) acc[k] = r == 0 ? v[k] : add_rn(acc[k], v[k]);
       }
       finish<W, K>(finish_, acc);
@@ -157,11 +157,14 @@ AR_UNROLL
   // Sums the packs i that each_of hands out, at most kInFlight of them: loads from host memory take over a microsecond, so
   // as many are in flight. The first peer's are asked for before the own part, which comes from device memory.
   template <int K, class Each>
-  AR_DEVICE void sum_packs(Block& b, const Local& me, int64_t at, int64_t lo, int64_t hi, int64_t first, Each each) const {
+  AR_DEVICE void sum_packs(Block& b, const Local& me, int64_t at, int64_t lo, int64_t hi, int64_t first,
+                           Each each) const {
     Vec16 w[kInFlight<W>], mine[kInFlight<W>];
     float acc[kInFlight<W>][K];
     const int first_peer = me.rank == 0 ? 1 : 0;
-    each([&](int u, int64_t i) { w[u] = load_sys(b, reinterpret_cast<const Vec16*>(wire[first_peer].plain + at) + first + i); });
+    each([&](int u, int64_t i) {
+      w[u] = load_sys(b, reinterpret_cast<const Vec16*>(wire[first_peer].plain + at) + first + i);
+    });
     each([&](int u, int64_t i) {
       float v[K];
       own<K>(me, lo + (first + i) * K, hi, v);
@@ -170,7 +173,9 @@ AR_UNROLL
     AR_NO_UNROLL
     for (int r = 0; r < world; r++) {
       if (r != me.rank && r != first_peer)
-        each([&](int u, int64_t i) { w[u] = load_sys(b, reinterpret_cast<const Vec16*>(wire[r].plain + at) + first + i); });
+        each([&](int u, int64_t i) {
+          w[u] = load_sys(b, reinterpret_cast<const Vec16*>(wire[r].plain + at) + first + i);
+        });
       each([&](int u, int64_t) {
         float v[K];
         const Vec16 x = r == me.rank ? mine[u] : w[u];
@@ -229,7 +234,8 @@ AR_UNROLL
     for (int r = 0; r < world; r++)
       if (r != me.rank) b.reads(wire[r].plain + at, packs * 16);
     declare<T>(b, me.recv, lo, hi, true);
-    b.template groups<kInFlight<W>>(packs, [&](int64_t i, auto each_of) { sum_packs<K>(b, me, at, lo, hi, i, each_of); });
+    b.template groups<kInFlight<W>>(packs,
+                                    [&](int64_t i, auto each_of) { sum_packs<K>(b, me, at, lo, hi, i, each_of); });
     b.sync();
     return true;
   }

@@ -24,15 +24,15 @@ struct Load {
     int64_t thread = 0;
     b.each(kLoadThreads, [&](int64_t t) { thread = t; });
     float value[kLoadValues];
-AR_UNROLL
+    AR_UNROLL
     for (int k = 0; k < kLoadValues; k++) value[k] = add_rn(start, static_cast<float>(b.index() + thread + k));
     // Each value needs its neighbour, so all of them stay in registers.
     b.work(rounds, kLoadRoundUs, [&](int64_t) {
-AR_UNROLL
+      AR_UNROLL
       for (int k = 0; k < kLoadValues; k++) value[k] = add_rn(value[k], value[(k + 1) % kLoadValues]);
     });
     float total = 0;
-AR_UNROLL
+    AR_UNROLL
     for (int k = 0; k < kLoadValues; k++) total = add_rn(total, value[k]);
     if (total == stop && never != nullptr) *never = total;  // keeps the additions alive
   }

@@ -104,10 +104,10 @@ struct SumPiece {
           const Vec16 w = peer[r][lo + i];
           unpack<W, K>(w.w, v);
         } else {
-AR_UNROLL
+          AR_UNROLL
           for (int k = 0; k < K; k++) v[k] = 0.0f;
         }
-AR_UNROLL
+        AR_UNROLL
         for (int k = 0; k < K; k++) acc[k] = r == 0 ? v[k] : add_rn(acc[k], v[k]);
       }
       finish<W, K>(finish_, acc);

@@ -69,10 +69,10 @@ AR_DEVICE void load_elements(const View& v, int64_t first, int64_t end, float* o
   if constexpr (kVecs >= 1) {
     if (v.vec && first + K <= end) {
       const Vec16* p = reinterpret_cast<const Vec16*>(reinterpret_cast<const Bits*>(v.base) + first);
-AR_UNROLL
+      AR_UNROLL
       for (int i = 0; i < kVecs; i++) {
         const Vec16 w = p[i];
-AR_UNROLL
+        AR_UNROLL
         for (int k = 0; k < kPerVec<T>; k++) {
           if constexpr (sizeof(Bits) == 4)
             out[i * kPerVec<T> + k] = T::load(w.w[k]);
@@ -83,7 +83,7 @@ AR_UNROLL
       return;
     }
   }
-AR_UNROLL
+  AR_UNROLL
   for (int k = 0; k < K; k++) out[k] = first + k < end ? T::load(*v.at<T>(first + k)) : 0.0f;
 }
 
@@ -94,10 +94,10 @@ AR_DEVICE void store_elements(const View& v, int64_t first, int64_t end, const f
   if constexpr (kVecs >= 1) {
     if (v.vec && first + K <= end) {
       Vec16* p = reinterpret_cast<Vec16*>(reinterpret_cast<Bits*>(v.base) + first);
-AR_UNROLL
+      AR_UNROLL
       for (int i = 0; i < kVecs; i++) {
         Vec16 w;
-AR_UNROLL
+        AR_UNROLL
         for (int k = 0; k < 4; k++) {
           if constexpr (sizeof(Bits) == 4)
             w.w[k] = T::store(in[i * 4 + k]);
@@ -110,7 +110,7 @@ AR_UNROLL
       return;
     }
   }
-AR_UNROLL
+  AR_UNROLL
   for (int k = 0; k < K; k++)
     if (first + k < end) *v.at<T>(first + k) = T::store(in[k]);
 }
@@ -119,10 +119,10 @@ AR_UNROLL
 template <class W, int K>
 AR_DEVICE void pack(const float* in, uint32_t* words) {
   if constexpr (sizeof(typename W::Bits) == 4) {
-AR_UNROLL
+    AR_UNROLL
     for (int k = 0; k < K; k++) words[k] = W::store(in[k]);
   } else {
-AR_UNROLL
+    AR_UNROLL
     for (int k = 0; k < K / 2; k++)
       words[k] = static_cast<uint32_t>(W::store(in[2 * k])) | static_cast<uint32_t>(W::store(in[2 * k + 1])) << 16;
   }
@@ -130,7 +130,7 @@ AR_UNROLL
 template <class W, int K>
 AR_DEVICE void unpack(const uint32_t* words, float* out) {
   using Bits = typename W::Bits;
-AR_UNROLL
+  AR_UNROLL
   for (int k = 0; k < K; k++) {
     if constexpr (sizeof(Bits) == 4)
       out[k] = W::load(words[k]);
@@ -142,7 +142,7 @@ AR_UNROLL
 // The value as its peers see it: rounded to the wire and back.
 template <class W, int K>
 AR_DEVICE void through_wire(float* v) {
-AR_UNROLL
+  AR_UNROLL
   for (int k = 0; k < K; k++) v[k] = W::load(W::store(v[k]));
 }
 
@@ -155,7 +155,7 @@ struct Finish {
 template <class W, int K>
 AR_DEVICE void finish(const Finish& f, float* acc) {
   if (f.divisor != 0.0f) {
-AR_UNROLL
+    AR_UNROLL
     for (int k = 0; k < K; k++) acc[k] = div_rn(acc[k], f.divisor);
   }
   if (f.to_wire) through_wire<W, K>(acc);

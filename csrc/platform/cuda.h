@@ -60,7 +60,7 @@ inline bool code_is_lost(Code c) {
 
 constexpr bool code_is_deadlock(Code) { return false; }  // the emulator's deadlock report
 inline const void* emulated_nccl_host() { return nullptr; }
-constexpr bool drive_is_stepped() { return false; }     // work goes on by itself
+constexpr bool drive_is_stepped() { return false; }  // work goes on by itself
 
 inline int runtime_version() { return CUDART_VERSION; }
 inline Code device_count(int* n) {
@@ -83,8 +83,8 @@ inline Code device_info(int d, DeviceInfo* out) {
   std::snprintf(out->name, sizeof(out->name), "%.127s", p.name);
   const auto* u = reinterpret_cast<const unsigned char*>(p.uuid.bytes);
   std::snprintf(out->uuid, sizeof(out->uuid),
-                "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
-                u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+                "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3],
+                u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
   std::snprintf(out->bus_id, sizeof(out->bus_id), "%04x:%02x:%02x.0", static_cast<unsigned>(p.pciDomainID),
                 static_cast<unsigned>(p.pciBusID), static_cast<unsigned>(p.pciDeviceID));
   out->cc_major = p.major;
@@ -223,7 +223,7 @@ class Block {
     int64_t i = threadIdx.x;
     for (; i + (U - 1) * step < n; i += U * step)
       f(i, [step](auto g) {
-AR_UNROLL
+        AR_UNROLL
         for (int u = 0; u < U; u++) g(u, u * step);
       });
     for (; i < n; i += step) f(i, [](auto g) { g(0, static_cast<int64_t>(0)); });

@@ -84,9 +84,9 @@ class CopyEngine final : public Transport {
 
  private:
   struct Ring {
-    char* send = nullptr;         // device: wire values on their way out
-    char* receive = nullptr;      // device: the peers' wire values
-    char* pinned = nullptr;       // host
+    char* send = nullptr;     // device: wire values on their way out
+    char* receive = nullptr;  // device: the peers' wire values
+    char* pinned = nullptr;   // host
   };
 
   int32_t allocate(ar_error* e) {
@@ -213,7 +213,8 @@ class CopyEngine final : public Transport {
     } else {
       char* to = ring_[r].send + piece.slot * slot_bytes_;
       // The last chunk's event stands for the whole upload: one stream, in order.
-      if (const int32_t s = comm_.await(Order::ce_convert_reuse, r, part.stream, lane.uploaded[piece.slot], e)) return s;
+      if (const int32_t s = comm_.await(Order::ce_convert_reuse, r, part.stream, lane.uploaded[piece.slot], e))
+        return s;
       ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(to), piece.first, piece.end};
       c = launch(k, grid((piece.end - piece.first + kPerVec<W> - 1) / kPerVec<W>), kPieceThreads, part.stream);
       if (c != kOk) return comm_.runtime_error(c, r, "launching the conversion", e);
@@ -225,7 +226,8 @@ class CopyEngine final : public Transport {
     }
     for (int q = 0; q < n_; q++)
       if (q != r)
-        if (const int32_t s = comm_.await(Order::ce_slot_free, r, up, call.lane[q]->downloaded[piece.slot], e)) return s;
+        if (const int32_t s = comm_.await(Order::ce_slot_free, r, up, call.lane[q]->downloaded[piece.slot], e))
+          return s;
     char* to = ring_[r].pinned + piece.slot * slot_bytes_;
     size_t chunk = 0;
     for (int64_t at = 0; at < piece.bytes; at += plan.chunk, chunk++) {
@@ -252,7 +254,8 @@ class CopyEngine final : public Transport {
       for (int i = 1; i < n_; i++) {
         const int q = (r + i) % n_;
         if (call.parts[static_cast<size_t>(q)].absent) continue;
-        if (const int32_t s = comm_.await(Order::ce_chunk_arrived, r, lane.receive, call.lane[q]->chunk[piece.slot][chunk], e))
+        if (const int32_t s =
+                comm_.await(Order::ce_chunk_arrived, r, lane.receive, call.lane[q]->chunk[piece.slot][chunk], e))
           return s;
         c = copy_async(receive_at(r, piece.slot, q) + at, ring_[q].pinned + piece.slot * slot_bytes_ + at,
                        static_cast<size_t>(bytes), CopyKind::host_to_device, lane.receive);

@@ -13,9 +13,9 @@ namespace AR_NS {
 
 namespace {
 
-constexpr int kEarlyLaunch = 9;                   // compute capability with programmatic dependent launch
-constexpr int64_t kLLUpTo = 64 << 10;             // wire bytes
-constexpr int64_t kLLRegion = 256 << 10;          // both slots: 64 KiB of data doubled by flags, twice
+constexpr int kEarlyLaunch = 9;                            // compute capability with programmatic dependent launch
+constexpr int64_t kLLUpTo = 64 << 10;                      // wire bytes
+constexpr int64_t kLLRegion = 256 << 10;                   // both slots: 64 KiB of data doubled by flags, twice
 constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
 constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
 constexpr int64_t kPinned = kLLRegion + kPlainRegion + kFlagRegion;
@@ -131,8 +131,8 @@ class Internal final : public Transport {
     const int64_t pack_bytes = k.ll ? 8 : 16;
     const int64_t block_bytes = k.ll ? ll_bytes_ / 2 : plain_bytes_;  // of wire data in one block's slot
     // As many blocks as give every thread one pack, but no fewer than hold the payload in one round.
-    const int64_t wanted = std::max(divide_up(divide_up(wire_bytes, pack_bytes), kExchangeThreads),
-                                    divide_up(wire_bytes, block_bytes));
+    const int64_t wanted =
+        std::max(divide_up(divide_up(wire_bytes, pack_bytes), kExchangeThreads), divide_up(wire_bytes, block_bytes));
     k.blocks = static_cast<int>(std::min<int64_t>(wanted, blocks_));
     k.slot_blocks = blocks_;
     // Shares are whole 16-byte packs, so that vectors stay aligned.

@@ -77,7 +77,8 @@ struct NcclRanks {
 };
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 // The whole of initialisation, on a thread of its own.
@@ -195,7 +196,8 @@ class Nccl final : public Transport {
     std::thread(make_ranks, x).detach();
     std::unique_lock<std::mutex> lock(x->mutex);
     if (!x->cv.wait_for(lock, kInitDeadline, [&] { return x->made; }))
-      return fail(e, AR_ERR_TIMEOUT, {}, "NCCL %s was not ready after 60 s", ar::nccl::version_text(lib_.version).c_str());
+      return fail(e, AR_ERR_TIMEOUT, {}, "NCCL %s was not ready after 60 s",
+                  ar::nccl::version_text(lib_.version).c_str());
     if (x->result != ar::nccl::kSuccess)
       return fail(e, AR_ERR_NCCL, {-1, -1, x->result}, "starting NCCL %s: %s",
                   ar::nccl::version_text(lib_.version).c_str(), x->text.c_str());
@@ -288,8 +290,8 @@ class Nccl final : public Transport {
       const int64_t n = std::min(v.cols - col, end - at);
       char* tensor = v.base + row * v.pitch + col * size;
       char* packed = flat + (at - first) * size;
-      c = copy_async(out ? packed : tensor, out ? tensor : packed, static_cast<size_t>(n * size), CopyKind::device_to_device,
-                     stream);
+      c = copy_async(out ? packed : tensor, out ? tensor : packed, static_cast<size_t>(n * size),
+                     CopyKind::device_to_device, stream);
       at += n;
     }
     return c;
@@ -322,7 +324,8 @@ class Nccl final : public Transport {
     for (;;) {
       watch_cv_.wait(lock, [&] { return stop_ || outstanding_; });
       if (stop_) return;
-      const auto period = std::chrono::nanoseconds(std::min<int64_t>(static_cast<int64_t>(comm_.timeout_ns() / 8), 20000000));
+      const auto period =
+          std::chrono::nanoseconds(std::min<int64_t>(static_cast<int64_t>(comm_.timeout_ns() / 8), 20000000));
       watch_cv_.wait_for(lock, period, [&] { return stop_; });
       if (stop_) return;
       RelaxedCapture relaxed;

@@ -29,7 +29,16 @@ struct Config {
 static_assert(sizeof(Config) == 48, "ncclConfig_t of 2.18");
 
 enum Result : int { kSuccess = 0, kInProgress = 7 };
-enum Type : int { kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9 };
+enum Type : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kInt64 = 4,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9
+};
 enum Op : int { kSum = 0, kAvg = 4 };
 constexpr int kOldest = 21800;
 

@@ -98,9 +98,10 @@ inline Library find(const std::string& path, bool simulated, const void* host, b
     if (ours_without || foreign != nullptr) {
       Library refused;
       refused.path = path;
-      refused.missing = path +
-                        " was already in use in this process without NCCL_P2P_DISABLE=1, which this machine's peer access "
-                        "needs: set it before the program starts";
+      refused.missing =
+          path +
+          " was already in use in this process without NCCL_P2P_DISABLE=1, which this machine's peer access "
+          "needs: set it before the program starts";
       return refused;
     }
     setenv("NCCL_P2P_DISABLE", "1", 1);

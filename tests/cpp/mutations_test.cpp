@@ -55,14 +55,16 @@ std::string workload(uint64_t seed, int schedule, int mutant) {
     if (graph != 0) {
       r.launch(graph);
       for (int q = 0; q < 2; q++)
-        if (ar_stream_synchronize(rig::B, r.device(q), r.streams[static_cast<size_t>(q)], &r.e) != AR_OK) note(r.e.message);
+        if (ar_stream_synchronize(rig::B, r.device(q), r.streams[static_cast<size_t>(q)], &r.e) != AR_OK)
+          note(r.e.message);
       if (ar_comm_error(r.comm, &r.e) != AR_OK) note(r.e.message);
       ar_graph_destroy(rig::B, r.device(0), graph, &r.e);
     }
   }
   for (size_t i : made)
     if (bad.empty())
-      if (const int64_t n = r.wrong(i); n != 0) note(std::to_string(n) + " wrong elements in call " + std::to_string(i));
+      if (const int64_t n = r.wrong(i); n != 0)
+        note(std::to_string(n) + " wrong elements in call " + std::to_string(i));
   ar_emulated_mutate(0);
   for (int k = 0; k < 2; k++) ar_stream_destroy(rig::B, r.device(k), other[static_cast<size_t>(k)], &r.e);
   return bad;
@@ -84,7 +86,8 @@ TEST_P(Mutant, IsNoticed) {
     for (int schedule : {AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL, AR_SCHEDULE_FIFO}) {
       how = workload(seed, schedule, id);
       if (how.empty()) continue;
-      std::cout << ar_emulated_order_name(id) << " is missed: schedule " << schedule << " seed " << seed << ": " << how << "\n";
+      std::cout << ar_emulated_order_name(id) << " is missed: schedule " << schedule << " seed " << seed << ": " << how
+                << "\n";
       break;
     }
   EXPECT_NE(how, "") << "taking out " << ar_emulated_order_name(id) << " (" << ar_emulated_order_text(id)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -86,7 +87,8 @@ inline float decode(uint32_t u, int type) {
   if (type == AR_F32) return bits_to_float(u);
   return type == AR_F16 ? widen(static_cast<uint16_t>(u), 5, 10) : widen(static_cast<uint16_t>(u), 8, 7);
 }
-inline uint32_t reference(const std::vector<uint32_t>& in, const std::vector<bool>& absent, int type, int wire, int op) {
+inline uint32_t reference(const std::vector<uint32_t>& in, const std::vector<bool>& absent, int type, int wire,
+                          int op) {
   float acc = 0;
   for (size_t r = 0; r < in.size(); r++) {
     const float v = absent[r] ? 0.0f : decode(encode(decode(in[r], type), wire), wire);
@@ -100,7 +102,7 @@ inline uint32_t reference(const std::vector<uint32_t>& in, const std::vector<boo
 // ---- tensors ------------------------------------------------------------------------------------------------------
 
 inline uint32_t awkward(std::mt19937_64& rng, int type) {
-  static const float special[] = {0.0f,  -0.0f,     INFINITY, -INFINITY, NAN,        1e-45f, -1e-40f,
+  static const float special[] = {0.0f,  -0.0f,    INFINITY, -INFINITY, NAN,       1e-45f,         -1e-40f,
                                   3e38f, -3.4e38f, 65504.f,  65520.f,   0x1.01p0f, 1.17549435e-38f};
   const uint64_t x = rng();
   if (x % 16 == 0) return encode(special[(x >> 8) % (sizeof(special) / sizeof(special[0]))], type);
@@ -115,7 +117,7 @@ struct Case {
   bool in_place = false;
   int offset = 0;  // elements past a 256-byte boundary
   int rows = 0;
-  int pad = 0;     // elements between rows
+  int pad = 0;       // elements between rows
   bool fed = false;  // inputs arrive, and results leave, by copies on the same streams, as in a real program
   std::vector<bool> absent;
 };
@@ -144,6 +146,10 @@ class Rig {
       expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
     } else {
       count = std::min(count, device_count());  // fewer GPUs than asked for: ranks share them
+      if (count < 1) {
+        std::fprintf(stderr, "AR_TEST_BACKEND=cuda, and this machine has no GPU\n");
+        std::exit(1);
+      }
     }
     std::vector<int32_t> devices;
     for (int r = 0; r < ranks; r++) devices.push_back(r % count);
@@ -161,7 +167,8 @@ class Rig {
     o.first_epoch = first_epoch;
     expect_ok(ar_comm_create(&o, &comm, &e), e, "create");
     streams.resize(static_cast<size_t>(ranks));
-    for (int r = 0; r < ranks; r++) expect_ok(ar_stream_create(B, device(r), &streams[static_cast<size_t>(r)], &e), e, "stream");
+    for (int r = 0; r < ranks; r++)
+      expect_ok(ar_stream_create(B, device(r), &streams[static_cast<size_t>(r)], &e), e, "stream");
   }
   ~Rig() {
     ar_comm_free(comm);
@@ -240,7 +247,8 @@ class Rig {
     std::vector<uint32_t> want;
     std::vector<uint32_t> column(static_cast<size_t>(ranks_));
     for (int64_t k = 0; k < t.c.count; k++) {
-      for (int r = 0; r < ranks_; r++) column[static_cast<size_t>(r)] = t.in[static_cast<size_t>(r)][static_cast<size_t>(k)];
+      for (int r = 0; r < ranks_; r++)
+        column[static_cast<size_t>(r)] = t.in[static_cast<size_t>(r)][static_cast<size_t>(k)];
       want.push_back(reference(column, t.c.absent, t.c.type, t.c.wire, t.c.op));
     }
     std::vector<unsigned char> bytes(static_cast<size_t>(t.extent));

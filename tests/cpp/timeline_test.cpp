@@ -43,7 +43,8 @@ TEST(Timeline, NextPieceIsConvertedInsideTheTransfer) {
     for (size_t p = 0; p + 1 < 4; p++) {
       // Piece p is on the links from its first chunk's upload to the end of its last chunk's download.
       const double from = ups[p * 8].start_us, to = downs[p * 8 + 7].end_us;
-      EXPECT_GT(converts[p + 1].start_us, p == 0 ? converts[0].end_us - 1e-9 : from) << "device " << d << " piece " << p;
+      EXPECT_GT(converts[p + 1].start_us, p == 0 ? converts[0].end_us - 1e-9 : from)
+          << "device " << d << " piece " << p;
       EXPECT_LT(converts[p + 1].end_us, to) << "device " << d << " piece " << p;
     }
   }
@@ -80,7 +81,8 @@ TEST(Timeline, BothDirectionsOfEveryLinkAreBusy) {
     const auto ups = records(d, kUp), downs = records(d, kDown);
     double both = 0;
     for (const auto& u : ups)
-      for (const auto& w : downs) both += std::max(0.0, std::min(u.end_us, w.end_us) - std::max(u.start_us, w.start_us));
+      for (const auto& w : downs)
+        both += std::max(0.0, std::min(u.end_us, w.end_us) - std::max(u.start_us, w.start_us));
     const double all = downs.back().end_us - ups.front().start_us;
     EXPECT_GT(both / all, 0.8) << "device " << d;
   }

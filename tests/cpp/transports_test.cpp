@@ -123,7 +123,8 @@ TEST(Transports, GraphReplays) {
       std::vector<std::vector<size_t>> graphs = {
           {add(AR_PATH_INTERNAL, 3001, true)},
           {add(AR_PATH_COPY_ENGINE, 150001, false)},
-          {add(AR_PATH_COPY_ENGINE, 400000, true), add(AR_PATH_INTERNAL, 77, false), add(AR_PATH_INTERNAL, 60000, true)},
+          {add(AR_PATH_COPY_ENGINE, 400000, true), add(AR_PATH_INTERNAL, 77, false),
+           add(AR_PATH_INTERNAL, 60000, true)},
       };
       const size_t eager[] = {add(AR_PATH_INTERNAL, 5000, false), add(AR_PATH_COPY_ENGINE, 280000, true)};
       std::vector<ar_graph> built;
@@ -142,7 +143,8 @@ TEST(Transports, GraphReplays) {
         if (k % 5 == 0) r.enqueue(eager[k / 5 % 2]);
         if (!look) continue;
         r.wait();
-        for (size_t i : graphs[g]) ASSERT_EQ(r.wrong(i), 0) << "graph " << g << " replay " << k << " schedule " << schedule;
+        for (size_t i : graphs[g])
+          ASSERT_EQ(r.wrong(i), 0) << "graph " << g << " replay " << k << " schedule " << schedule;
         if (k % 5 == 0) {
           ASSERT_EQ(r.wrong(eager[k / 5 % 2]), 0) << "eager after replay " << k;
         }
@@ -175,7 +177,8 @@ TEST(Transports, CapturesSideBySide) {
         // The second capture opens, and ends, inside the first; the other streams stand for another thread's.
         std::swap(r.streams, other);
         for (int k = 0; k < 2; k++)
-          for (size_t i : {calls[1], calls[2]}) r.bufs(i)[static_cast<size_t>(k)].stream = r.streams[static_cast<size_t>(k)];
+          for (size_t i : {calls[1], calls[2]})
+            r.bufs(i)[static_cast<size_t>(k)].stream = r.streams[static_cast<size_t>(k)];
         r.swap_events();
         inner = r.capture([&] {
           r.enqueue(calls[1]);

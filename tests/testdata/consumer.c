@@ -2,12 +2,12 @@
 #include <allreduce.h>
 #include <stdio.h>
 
-#define TRY(call)                                                                       \
-  do {                                                                                  \
-    if ((call) != AR_OK) {                                                              \
-      fprintf(stderr, "%s: %s: %s\n", #call, ar_status_name(e.status), e.message);      \
-      return 1;                                                                         \
-    }                                                                                   \
+#define TRY(call)                                                                  \
+  do {                                                                             \
+    if ((call) != AR_OK) {                                                         \
+      fprintf(stderr, "%s: %s: %s\n", #call, ar_status_name(e.status), e.message); \
+      return 1;                                                                    \
+    }                                                                              \
   } while (0)
 
 int main(void) {

@@ -53,7 +53,8 @@ int flush() {
     }
     if (asked("call")) return 3;
     if (host->allreduce(parts.data(), n, all[at].count, all[at].type, all[at].op == kAvg,
-                        asked("hang") ? &all[at].comm->aborted : nullptr) != 0) return 1;
+                        asked("hang") ? &all[at].comm->aborted : nullptr) != 0)
+      return 1;
     at += static_cast<size_t>(n);
   }
   return kSuccess;
@@ -90,12 +91,14 @@ API int ncclCommGetAsyncError(ar::nccl::Comm, int* result) {
   return kSuccess;
 }
 API const char* ncclGetErrorString(int r) {
-  static const char* const texts[] = {"no error",         "unhandled cuda error", "unhandled system error", "internal error",
-                                      "invalid argument", "invalid usage",        "remote process exited",  "in progress"};
+  static const char* const texts[] = {
+      "no error",         "unhandled cuda error", "unhandled system error", "internal error",
+      "invalid argument", "invalid usage",        "remote process exited",  "in progress"};
   return r >= 0 && r < 8 ? texts[r] : "unknown result code";
 }
 API const char* ncclGetLastError(ar::nccl::Comm) { return "emulated NCCL"; }
-API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, ar::nccl::Comm c, ar::nccl::Stream s) {
+API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, ar::nccl::Comm c,
+                      ar::nccl::Stream s) {
   if (op != kSum && op != kAvg) return 4;
   pending.push_back({{send, recv, s, c->device}, count, type, op, c});
   return depth == 0 ? flush() : static_cast<int>(kSuccess);
