@@ -20,6 +20,8 @@ import (
 // commands is the table of sub-commands, in the order the help shows them.
 var commands = []func(streams) *cobra.Command{
 	newRunCommand,
+	newPerfCommand,
+	newPerfChildCommand,
 	newEnvCommand,
 	newVersionCommand,
 }

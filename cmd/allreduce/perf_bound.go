@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"slices"
 
 	"gpu.example/allreduce"
 	"gpu.example/allreduce/device"
@@ -13,7 +12,7 @@ import (
 
 // bounder measures what host-staged reductions cannot beat: the same wire bytes as bare copies, each chunk up and then,
 // depending on it, down, through a pinned ring per rank. Two ranks: each uploads its chunk and downloads the peer's. More
-// (research of the two-shot scheme): each uploads what the others need of it, downloads the others' parts of its own
+// (two-shot): each uploads what the others need of it, downloads the others' parts of its own
 // share, uploads the share, and downloads the others'. Nothing converts or adds.
 //
 // As in a row of reductions, a rank begins the next message when it has the last one's bytes.
@@ -49,10 +48,10 @@ const (
 	boundRow      = 8 // messages in a row at most
 )
 
-// libraryRing is the size of the library's ring in this run.
-func libraryRing() int64 {
+// boundRing is the ring of the bound: the library's default, or a smaller one of this run.
+func boundRing() int64 {
 	if bytes, err := allreduce.ParseBytes(os.Getenv("GGML_CUDA_AR_RING_BYTES")); err == nil {
-		return bytes
+		return min(bytes, defaultRing)
 	}
 	return defaultRing
 }
@@ -60,7 +59,7 @@ func libraryRing() int64 {
 func (r *perfRig) newBounder() (*bounder, error) {
 	b := &bounder{perfRig: r, known: map[boundKey]boundResult{}}
 	for _, dev := range r.devices {
-		p, err := r.driver.MallocHost(max(largeRing, libraryRing()))
+		p, err := r.driver.MallocHost(largeRing)
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +139,7 @@ func boundChunks(wire, ring int64) []int64 {
 func (b *bounder) measure(wire, ring, chunk int64, graph bool) (float64, error) {
 	repeats, messages := 5, int(max(2, min(boundRow, (64<<20)/wire)))
 	if b.simulated() {
-		repeats, messages = 1, 2
+		repeats, messages = 1, int(max(2, min(boundRow, (2<<20)/wire)))
 	}
 	dev, stream := b.devices[0], b.up[0]
 	pool := 0
@@ -214,7 +213,7 @@ func (b *bounder) row(e *boundEvents, wire, ring, chunk int64, messages int) err
 		q.wait(rank, b.up[rank], e.fork)
 		q.wait(rank, b.down[rank], e.fork)
 	}
-	turn := 0
+	turn, slots := 0, int(min(ring/chunk, maxRingSlots))
 	for m := range messages {
 		if m > 0 {
 			for rank := range b.devices {
@@ -223,7 +222,7 @@ func (b *bounder) row(e *boundEvents, wire, ring, chunk int64, messages int) err
 			}
 		}
 		for from := int64(0); from < wire; from += chunk {
-			q.chunk(turn%int(ring/chunk), chunk, device.Ptr(from), min(chunk, wire-from))
+			q.chunk(turn%slots, chunk, device.Ptr(from), min(chunk, wire-from))
 			turn++
 		}
 	}
@@ -306,7 +305,7 @@ func (q *copyQueue) chunk(slot int, size int64, from device.Ptr, bytes int64) {
 // bound fills in a row's bound, where reductions go through the host or could.
 func (b *bounder) bound(ctx context.Context, row *perfRow, wire allreduce.Type) error {
 	bytes := row.Count * int64(wire.Size())
-	own, err := b.of(ctx, bytes, min(libraryRing(), defaultRing))
+	own, err := b.of(ctx, bytes, boundRing())
 	if err != nil {
 		return err
 	}
@@ -317,14 +316,4 @@ func (b *bounder) bound(ctx context.Context, row *perfRow, wire allreduce.Type) 
 	row.BoundUs, row.BoundChunk, row.Bound16Us = round3(own.micros), own.chunk, round3(large.micros)
 	row.PercentOfBound = round3(100 * own.micros / row.Ours.Median)
 	return nil
-}
-
-// chunks lists what was tried, for people.
-func (b *bounder) chunks() []int64 {
-	var list []int64
-	for _, known := range b.known {
-		list = append(list, known.chunk)
-	}
-	slices.Sort(list)
-	return slices.Compact(list)
 }

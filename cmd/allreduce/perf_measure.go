@@ -29,7 +29,6 @@ type trial struct {
 	next   int                  // the window the next batch begins with
 	plan   plan
 	graph  device.Graph
-	looked bool // the counters of this trial are clean
 
 	samples []float64 // microseconds a reduction
 	runs    []float64 // the median of each repeat
@@ -61,19 +60,8 @@ const (
 // newTrial warms a side up in a cell and plans its repeats.
 func (r *perfRig) newTrial(ctx context.Context, s *side, c cell) (t *trial, err error) {
 	t = &trial{side: s, rig: r, cell: c, before: s.comm.Stats()}
-	stride := windowBytes(c.bytes)
 	for i := range r.windows(c.bytes) {
-		at := device.Ptr(int64(i) * stride)
-		buffers := make([]allreduce.Buffer, len(r.devices))
-		for rank := range buffers {
-			send := r.arena.send[rank] + at
-			if c.inPlace {
-				send = r.arena.recv[rank] + at
-			}
-			buffers[rank] = allreduce.Buffer{Send: send, Recv: r.arena.recv[rank] + at, Count: int(c.bytes) / r.job.Type.Size(),
-				Type: r.job.Type, Op: r.job.Op, Stream: r.streams[rank]}
-		}
-		t.sets = append(t.sets, buffers)
+		t.sets = append(t.sets, t.buffers(i))
 	}
 	if err := t.reset(0, len(t.sets)); err != nil {
 		return nil, err
@@ -113,6 +101,21 @@ func (r *perfRig) newTrial(ctx context.Context, s *side, c cell) (t *trial, err 
 		}
 	}
 	return t, interrupted(ctx)
+}
+
+// buffers are those of one window.
+func (t *trial) buffers(window int) []allreduce.Buffer {
+	at := device.Ptr(int64(window) * windowBytes(t.cell.bytes))
+	list := make([]allreduce.Buffer, len(t.devices))
+	for rank := range list {
+		send := t.rig.arena.send[rank]
+		if t.cell.inPlace {
+			send = t.rig.arena.recv[rank]
+		}
+		list[rank] = allreduce.Buffer{Send: send + at, Recv: t.rig.arena.recv[rank] + at, Count: int(t.cell.bytes) / t.rig.job.Type.Size(),
+			Type: t.rig.job.Type, Op: t.rig.job.Op, Stream: t.streams[rank]}
+	}
+	return list
 }
 
 func interrupted(ctx context.Context) error {

@@ -186,7 +186,9 @@ const (
 	arenaPeriod = 48<<20 + 7*alignment
 )
 
-func windowBytes(payload int64) int64 { return (max(payload, 1) + alignment - 1) / alignment * alignment }
+func windowBytes(payload int64) int64 {
+	return (max(payload, 1) + alignment - 1) / alignment * alignment
+}
 
 // windows is how many windows of a payload the arena has, at most maxSets.
 func (r *perfRig) windows(payload int64) int {

@@ -19,7 +19,7 @@ void default_machine(ar_emulated_machine* m, int n) {
     d.d2h_gbs = 55;
     d.duplex_gbs = 48;
     d.memory_gbs = 4000;
-    d.kernel_host_gbs = 28;
+    d.kernel_host_gbs = 44;
     d.sms = 132;
     d.resident_blocks = 132 * 2;
     d.cc_major = 9;

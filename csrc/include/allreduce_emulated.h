@@ -30,7 +30,8 @@ typedef struct ar_emulated_device {
   double h2d_gbs, d2h_gbs;    /* one direction alone */
   double duplex_gbs;          /* each direction while both are busy */
   double memory_gbs;          /* device memory, default 4000 */
-  double kernel_host_gbs;     /* a kernel's own loads and stores to host memory, default 28 */
+  double kernel_host_gbs;     /* a kernel's own loads, or stores, to host memory, default 44: what
+                                 fits the measured one-kernel exchange (it stores, then loads) */
   int32_t sms;                /* default 132 */
   int32_t resident_blocks;    /* blocks resident at once on the device, default 132 * 2 */
   int32_t cc_major, cc_minor; /* default 9.0 */
