@@ -78,6 +78,8 @@ const (
 	graphIters      = 20 // captured in one graph unless -n or -G say otherwise
 	maxPerfSizes    = 1000
 	maxPerfRepeats  = 1000
+	repeatsCUDA     = 5
+	repeatsEmulated = 2 // the simulated clock repeats itself
 	defaultOverlaps = "512K,2M,16M"
 )
 
@@ -149,7 +151,7 @@ On emulated devices the times are the simulated clock's and marked so: they say 
 	flags.StringArrayVar(&f.libraries, "nccl-lib", nil, "NCCL `library`, once for each to measure (default: GGML_CUDA_NCCL_LIB)")
 	flags.Var(newChoice(&f.sweep, "auto", "auto", "full", "short", "none"), "sweep", "NCCL settings to try: auto, full, short or none")
 	flags.IntVar(&f.sweepSeconds, "sweep-seconds", 180, "`seconds` after which no further setting is tried")
-	flags.IntVar(&f.repeats, "repeats", 5, "`number` of repeats, in turn with NCCL's")
+	flags.IntVar(&f.repeats, "repeats", 0, "`number` of repeats, in turn with NCCL's (default 5, on emulated devices 2)")
 	flags.IntVar(&f.budgetMs, "budget-ms", 30, "`milliseconds` for one repeat of one side, without -n")
 	flags.BoolVar(&f.inPlace, "in-place", true, "measure in place as well")
 	flags.BoolVar(&f.bound, "bound", true, "measure the bare copies of the same bytes")
@@ -187,7 +189,7 @@ func (f *perfFlags) job(changed func(string) bool) (*perfJob, error) {
 	for _, n := range []struct {
 		flag            string
 		value, low, top int
-	}{{"-w", f.warmup, 0, maxIters}, {"-G", f.launches, 0, maxIters}, {"--repeats", f.repeats, 1, maxPerfRepeats},
+	}{{"-w", f.warmup, 0, maxIters}, {"-G", f.launches, 0, maxIters}, {"--repeats", f.repeats, 0, maxPerfRepeats},
 		{"--budget-ms", f.budgetMs, 1, 60_000}, {"--sweep-seconds", f.sweepSeconds, 0, 86_400}, {"-c", f.verify, 0, 1}} {
 		if n.value < n.low || n.value > n.top {
 			return nil, fmt.Errorf("%s %d is not allowed; allowed: %d to %d", n.flag, n.value, n.low, n.top)

@@ -184,19 +184,28 @@ func newPerfPlot(title, y string, logarithmic bool) *plot.Plot {
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	}
 	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.XOffs, p.Legend.YOffs = 6, -4
-	p.Legend.TextStyle.Font.Size = 9
+	p.Legend.XOffs, p.Legend.YOffs, p.Legend.Padding = 6, -4, 2
+	plainFonts(p)
 	grid := plotter.NewGrid()
 	grid.Vertical.Color, grid.Horizontal.Color = lightGrey, lightGrey
 	p.Add(grid)
 	return p
 }
 
+func plainFonts(p *plot.Plot) {
+	for _, style := range []*draw.TextStyle{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,
+		&p.Legend.TextStyle} {
+		style.Font.Variant = "Sans"
+	}
+	p.Title.TextStyle.Font.Size = 11
+	p.Title.Padding = 6
+	p.Legend.TextStyle.Font.Size = 9
+}
+
 // ratioPlot draws NCCL's time by ours.
 func ratioPlot(modes []string, rows []*perfRow) (*plot.Plot, error) {
 	p := newPerfPlot("", "NCCL's time / ours", false)
-	p.Legend.Left = false
-	p.Legend.XOffs = -6
+	p.Legend.Top, p.Legend.YOffs = false, 4
 	if len(rows) > 0 {
 		parity := plotter.NewFunction(func(float64) float64 { return 1 })
 		parity.Color = grey

@@ -72,6 +72,12 @@ func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, pri
 	if note != "" {
 		report.warn(note)
 	}
+	if j.Repeats == 0 {
+		if j.Repeats = repeatsCUDA; driver.Backend() == device.Emulated {
+			j.Repeats = repeatsEmulated
+		}
+	}
+	report.Repeats = j.Repeats
 	if f.timeline != "" && driver.Backend() != device.Emulated {
 		return errors.New("--timeline needs emulated devices for now: --backend emulated")
 	}

@@ -184,6 +184,7 @@ func (s *timelineSummary) draw(w io.Writer) error {
 		p.Title.Text += fmt.Sprintf("; device %d duplex %.0f %%", d.Device, 100*d.Duplex)
 	}
 	p.X.Label.Text = "microseconds"
+	plainFonts(p)
 	b := bars{s}
 	var ticks plot.ConstantTicks
 	for _, d := range s.Devices {
@@ -194,7 +195,7 @@ func (s *timelineSummary) draw(w io.Writer) error {
 	}
 	p.Y.Tick.Marker = ticks
 	grid := plotter.NewGrid()
-	grid.Horizontal.Width = 0
+	grid.Horizontal.Width, grid.Vertical.Color = 0, lightGrey
 	p.Add(grid, b)
 	return writeSVG(w, 1100, vg.Length(90+28*len(ticks)), [][]*plot.Plot{{p}})
 }
