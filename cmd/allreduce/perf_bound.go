@@ -314,6 +314,8 @@ func (b *bounder) bound(ctx context.Context, row *perfRow, wire allreduce.Type) 
 		return err
 	}
 	row.BoundUs, row.BoundChunk, row.Bound16Us = round3(own.micros), own.chunk, round3(large.micros)
-	row.PercentOfBound = round3(100 * own.micros / row.Ours.Median)
+	if row.Ours.Median > 0 {
+		row.PercentOfBound = round3(100 * own.micros / row.Ours.Median)
+	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"image/color"
 	"io"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -107,6 +108,7 @@ func drawPerf(w io.Writer, r *perfReport) error {
 			}
 		}
 		bandwidth.Legend = plot.NewLegend()
+		spread(&time.Y, &bandwidth.Y)
 		grid[0], grid[1] = append(grid[0], time), append(grid[1], bandwidth)
 		if compared {
 			ratio, err := ratioPlot(modes, rows)
@@ -114,6 +116,11 @@ func drawPerf(w io.Writer, r *perfReport) error {
 				return err
 			}
 			grid[2] = append(grid[2], ratio)
+		}
+	}
+	for _, row := range grid {
+		for _, p := range row {
+			spread(&p.X)
 		}
 	}
 	return writeSVG(w, 620, 330, grid)
@@ -190,6 +197,18 @@ func newPerfPlot(title, y string, logarithmic bool) *plot.Plot {
 	grid.Vertical.Color, grid.Horizontal.Color = lightGrey, lightGrey
 	p.Add(grid)
 	return p
+}
+
+// spread gives a logarithmic axis a range where there is one point or none.
+func spread(axes ...*plot.Axis) {
+	for _, a := range axes {
+		if !(a.Min > 0 && a.Max < math.Inf(1)) {
+			a.Min, a.Max = 1, 1
+		}
+		if a.Min >= a.Max {
+			a.Min, a.Max = a.Min/2, a.Max*2
+		}
+	}
 }
 
 func plainFonts(p *plot.Plot) {

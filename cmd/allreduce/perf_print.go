@@ -89,10 +89,12 @@ func inBrackets(text string) string {
 	return " (" + text + ")"
 }
 
-const perfHead = "%12s  %12s  %8s  %6s  %6s  %8s  %6s  %6s  %6s  %8s  %6s  %6s  %6s  %8s %8s %8s %8s  %-11s %-4s %-5s %5s"
+// perfColumns are the formats of the columns that every table has, in order.
+var perfColumns = [...]string{"%12s", "  %12s", "  %8s", "  %6s", "  %6s", "  %8s", "  %6s", "  %6s", "  %6s", "  %8s", "  %6s", "  %6s", "  %6s",
+	"  %8s", " %8s", " %8s", " %8s", "  %-11s", " %-4s", " %-5s", " %5s"}
 
 // row prints one row as it is done.
-func (p *perfPrinter) row(r *perfReport, row *perfRow) {
+func (p *perfPrinter) row(row *perfRow) {
 	if p.bar != nil {
 		_ = p.bar.Add(1)
 	}
@@ -132,11 +134,10 @@ func (p *perfPrinter) place(t *perfTimes) []string {
 
 // line prints 26 words; columns of what was not asked for are left out.
 func (p *perfPrinter) line(mark string, words ...string) {
-	args := make([]any, 21)
-	for i := range args {
-		args[i] = words[i]
+	text := mark
+	for i, format := range perfColumns {
+		text += fmt.Sprintf(format, words[i])
 	}
-	text := mark + fmt.Sprintf(perfHead, args...)
 	if p.job.Bound {
 		text += fmt.Sprintf(" %8s %5s", words[21], words[22])
 	}

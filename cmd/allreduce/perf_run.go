@@ -152,7 +152,7 @@ func (r *perfRig) measureSizes(ctx context.Context, report *perfReport, printer 
 				}
 				row.choose()
 				report.Results = append(report.Results, *row)
-				printer.row(report, row)
+				printer.row(row)
 			}
 		}
 	}
