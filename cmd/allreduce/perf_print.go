@@ -89,8 +89,8 @@ func inBrackets(text string) string {
 	return " (" + text + ")"
 }
 
-// perfColumns are the formats of the columns that every table has, in order.
-var perfColumns = [...]string{"%12s", "  %12s", "  %8s", "  %6s", "  %6s", "  %8s", "  %6s", "  %6s", "  %6s", "  %8s", "  %6s", "  %6s", "  %6s",
+// perfFormats are the formats of the columns that every table has, in order.
+var perfFormats = [...]string{"%12s", "  %12s", "  %8s", "  %6s", "  %6s", "  %8s", "  %6s", "  %6s", "  %6s", "  %8s", "  %6s", "  %6s", "  %6s",
 	"  %8s", " %8s", " %8s", " %8s", "  %-11s", " %-4s", " %-5s", " %5s"}
 
 // row prints one row as it is done.
@@ -135,7 +135,7 @@ func (p *perfPrinter) place(t *perfTimes) []string {
 // line prints 26 words; columns of what was not asked for are left out.
 func (p *perfPrinter) line(mark string, words ...string) {
 	text := mark
-	for i, format := range perfColumns {
+	for i, format := range perfFormats {
 		text += fmt.Sprintf(format, words[i])
 	}
 	if p.job.Bound {

@@ -394,8 +394,16 @@ func TestPerfCheck(t *testing.T) {
 	}
 }
 
+// fewSMs describes a machine whose blocks are quickly emulated.
+func fewSMs(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "machine.json")
+	device := `{"sms": 16, "resident_blocks": 32}`
+	require.NoError(t, os.WriteFile(path, []byte(`{"devices": [`+device+`, `+device+`]}`), 0o600))
+	return "GGML_CUDA_AR_EMULATED=" + path
+}
+
 func TestPerfOverlap(t *testing.T) {
-	report := quickJSON(t, exitGood, nil, "-b", "1K", "-e", "1K", "--overlap", "--overlap-bytes", "2M")
+	report := quickJSON(t, exitGood, []string{fewSMs(t)}, "-b", "1K", "-e", "1K", "--overlap", "--overlap-bytes", "2M")
 	require.Len(t, report.Overlap, 6, "three grids, alone and beside us")
 	for i, row := range report.Overlap {
 		require.Equal(t, []float64{1, 1, 1.5, 1.5, 2, 2}[i], row.BlocksPerSM)
@@ -417,9 +425,9 @@ func TestPerfAgainstNCCL(t *testing.T) {
 	library := testnccl.Build(t)
 	folder := t.TempDir()
 	svg := filepath.Join(folder, "r.svg")
-	env := []string{"GGML_CUDA_NCCL_LIB=" + library, "NCCL_PROTO=Simple"}
+	env := []string{"GGML_CUDA_NCCL_LIB=" + library, fewSMs(t), "NCCL_PROTO=Simple"}
 	args := []string{"--vs", "nccl", "-b", "64K", "-e", "2M", "-f", "32", "--wire", "f32,bf16", "--modes", "eager,graph", "--repeats", "3"}
-	report := quickJSON(t, exitGood, env[:1], append(args, "--plot", svg, "--overlap", "--overlap-bytes", "512K")...)
+	report := quickJSON(t, exitGood, env[:2], append(args, "--plot", svg, "--overlap", "--overlap-bytes", "512K")...)
 	require.Equal(t, []perfLibrary{{Version: "2.30.7", Swept: 2}}, report.NCCL)
 	require.Len(t, report.Results, 8)
 	for _, row := range report.Results {
