@@ -246,6 +246,10 @@ func (r *perfRig) fillArena(a *arena) error {
 		}
 	}
 	for rank, dev := range r.devices {
+		// A copy from pageable memory may return before its last bytes are there.
+		if err := r.driver.SynchronizeDevice(dev); err != nil {
+			return err
+		}
 		for to := period; to < a.bytes; to += period {
 			bytes := min(period, a.bytes-to)
 			for _, p := range []device.Ptr{a.send[rank], a.want[rank]} {

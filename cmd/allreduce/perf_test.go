@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/csv"
 	"encoding/json"
 	"encoding/xml"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"gpu.example/allreduce"
+	"gpu.example/allreduce/device"
 	"gpu.example/allreduce/internal/testnccl"
 )
 
@@ -330,6 +332,43 @@ func TestBusy(t *testing.T) {
 	require.Zero(t, busy(nil))
 }
 
+// The bare copies of the bound, eager and in a graph, which emulated runs leave out.
+func TestPerfBound(t *testing.T) {
+	driver, err := device.Open(device.Emulated)
+	require.NoError(t, err)
+	for _, ranks := range []int{2, 3} {
+		const wire = 3 << 20
+		job := &perfJob{Ranks: ranks, Devices: make([]int, ranks), Sizes: []int64{wire}, Variants: []variant{{}}, Seed: 1}
+		for rank := range job.Devices {
+			job.Devices[rank] = rank % 2
+		}
+		rig, err := openRig(driver, job, "")
+		require.NoError(t, err)
+		defer rig.close()
+		b, err := rig.newBounder()
+		require.NoError(t, err)
+		eager, err := b.measure(wire, defaultRing, 1<<20, false)
+		require.NoError(t, err)
+		graph, err := b.measure(wire, defaultRing, 1<<20, true)
+		require.NoError(t, err)
+		require.InEpsilon(t, eager, graph, 0.4)
+		require.Greater(t, graph, 60.0, "3 MiB at 48 GB/s")
+		if ranks == 2 {
+			require.Less(t, graph, 110.0)
+			got := make([]byte, wire) // each rank has the other's values
+			want := make([]byte, wire)
+			for rank, dev := range rig.devices {
+				require.NoError(t, driver.CopyToHost(dev, got, rig.arena.recv[rank]))
+				require.NoError(t, driver.CopyToHost(rig.devices[1-rank], want, rig.arena.send[1-rank]))
+				require.True(t, bytes.Equal(want, got))
+			}
+		}
+	}
+	require.Equal(t, []int64{256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20}, boundChunks(64<<20, 8<<20))
+	require.Equal(t, []int64{256 << 10, 300 << 10}, boundChunks(300<<10, 8<<20))
+	require.Equal(t, []int64{8}, boundChunks(8, 8<<20))
+}
+
 func TestPerfCheck(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, "base.json")
@@ -397,8 +436,8 @@ func TestPerfCheck(t *testing.T) {
 // fewSMs describes a machine whose blocks are quickly emulated.
 func fewSMs(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "machine.json")
-	device := `{"sms": 16, "resident_blocks": 32}`
-	require.NoError(t, os.WriteFile(path, []byte(`{"devices": [`+device+`, `+device+`]}`), 0o600))
+	one := `{"sms": 16, "resident_blocks": 32}`
+	require.NoError(t, os.WriteFile(path, []byte(`{"devices": [`+one+`, `+one+`]}`), 0o600))
 	return "GGML_CUDA_AR_EMULATED=" + path
 }
 
@@ -414,7 +453,7 @@ func TestPerfOverlap(t *testing.T) {
 		}
 		require.Equal(t, "ours", row.Beside)
 		require.Equal(t, "copy-engine", row.Path)
-		require.Less(t, row.Slowdown, 1.05, "the engines leave the SMs alone")
+		require.Less(t, row.Slowdown, 1.2, "the engines leave the SMs alone; the sums do not, and here are 16 SMs")
 	}
 	require.InEpsilon(t, 20*48, report.Overlap[0].AloneUs, 0.1)
 	require.InEpsilon(t, 2, report.Overlap[2].AloneUs/report.Overlap[0].AloneUs, 0.1, "1.5 blocks per SM are two waves")
@@ -426,7 +465,7 @@ func TestPerfAgainstNCCL(t *testing.T) {
 	folder := t.TempDir()
 	svg := filepath.Join(folder, "r.svg")
 	env := []string{"GGML_CUDA_NCCL_LIB=" + library, fewSMs(t), "NCCL_PROTO=Simple"}
-	args := []string{"--vs", "nccl", "-b", "64K", "-e", "2M", "-f", "32", "--wire", "f32,bf16", "--modes", "eager,graph", "--repeats", "3"}
+	args := []string{"--vs", "nccl", "-b", "64K", "-e", "512K", "-f", "8", "--wire", "f32,bf16", "--modes", "eager,graph", "--repeats", "3"}
 	report := quickJSON(t, exitGood, env[:2], append(args, "--plot", svg, "--overlap", "--overlap-bytes", "512K")...)
 	require.Equal(t, []perfLibrary{{Version: "2.30.7", Swept: 2}}, report.NCCL)
 	require.Len(t, report.Results, 8)

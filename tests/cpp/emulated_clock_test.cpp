@@ -116,7 +116,7 @@ TEST_F(EmulatedClock, KernelsCostTheirLaunchAndWhatTheyTouch) {
   GOOD(launch(Touch{d, kSize / 4, d, kSize / 8}, 4, 32, s));  // per block, and the blocks share the rate
   EXPECT_NEAR(2 + us(kSize * 1.5, 4000), elapsed(1), 1e-6);
   GOOD(launch(Touch{h, kSize / 4, nullptr, 0}, 4, 32, s));
-  EXPECT_NEAR(2 + us(kSize, 28), elapsed(1), 1e-6);
+  EXPECT_NEAR(2 + us(kSize, 44), elapsed(1), 1e-6);
 }
 
 TEST_F(EmulatedClock, MoreBlocksThanRoomRunInWaves) {
@@ -165,7 +165,7 @@ TEST_F(EmulatedClock, FlagsTakeTheirWay) {
     GOOD(launch(Swap{area + r * kN, area + (1 - r) * kN, words + 2 + r, words + 3 - r, out[r], kN, 9, true}, 1, 1,
                 s[r]));
   }
-  EXPECT_NEAR(2 + 2 * us(kN * 16, 28) + 1.6, elapsed(2), 1e-6);
+  EXPECT_NEAR(2 + 2 * us(kN * 16, 44) + 1.6, elapsed(2), 1e-6);
 }
 
 TEST_F(EmulatedClock, ADeadlineIsATimeLikeAnother) {
