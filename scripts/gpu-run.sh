@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # run.sh [NAME...]: runs every test of the bundle on this machine's GPUs, or those whose name contains a NAME.
+# run.sh --unpack DIR: puts the command and the tests into DIR instead.
 # Leaves run.log (all output), run.json (what `allreduce run` measured), results.json and table.txt in ${OUT:-.}; prints
 # the table last. Exit status 1 if anything failed.
 #   LIMIT=240  seconds for each test     AR_TEST_BACKEND=cuda  a missing GPU fails a test instead of skipping it
@@ -10,12 +11,20 @@ mkdir -p "${OUT:-.}"
 out=$(cd "${OUT:-.}" && pwd)
 limit=${LIMIT:-240}
 export AR_TEST_BACKEND=${AR_TEST_BACKEND:-cuda}
-export AR_COMMAND=$here/allreduce # for tests that run the command
+unpack() {
+  tar -xJf "$here/bundle.tar.xz" -C "$1" 2>/dev/null || # no xz here: python has its own
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$here/bundle.tar.xz" "$1"
+}
+if [ "${1-}" = --unpack ]; then
+  mkdir -p "${2:?--unpack DIR}" && unpack "$2"
+  exit
+fi
 patterns=("$@")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-tar -xzf "$here/tests.tar.gz" -C "$work" || exit 2
+unpack "$work" || exit 2
+export AR_COMMAND=$work/allreduce # for tests that run the command
 log=$out/run.log
 : >"$log"
 printf '%-44s %-6s %9s %8s\n' test result seconds skipped >"$out/table.txt"
