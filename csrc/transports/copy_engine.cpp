@@ -119,7 +119,7 @@ class CopyEngine final : public Transport {
       chunk = (wire_bytes + count - 1) / count;
     }
     // At least two chunks a piece where there are several: with one, a slot's upload and its download never overlap
-    // (256 MiB of F32 as BF16: 3463 us with 4 MiB chunks, 3109 with 2 MiB; two H200, 2026-11-30).
+    // (256 MiB of F32 as BF16: 3427 us with 4 MiB chunks, 3109 with 2 MiB; two H200, 2026-11-30).
     if (wire_bytes > piece) chunk = std::min(chunk, piece / 2);
     chunk = std::max(chunk, kSmallestChunk);
     chunk = std::min(chunk, piece);
