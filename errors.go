@@ -46,6 +46,9 @@ var (
 	ErrDeviceLost = core.ErrDeviceLost
 	// ErrDeadlock: the emulator found waits that nothing can end; the message lists every waiter.
 	ErrDeadlock = core.ErrDeadlock
+	// ErrHazard: the emulator found two accesses that nothing orders (a missing wait, most likely of the program's own
+	// streams); the message names both. device.Report has all of it.
+	ErrHazard = core.ErrHazard
 )
 
 // Error is the type of every error this package returns: errors.As finds the details, errors.Is the sentinel.

@@ -14,6 +14,7 @@
 #include "emulated/capture.cpp"
 #include "emulated/controls.cpp"
 #include "emulated/fiber.cpp"
+#include "emulated/hazards.cpp"
 #include "emulated/links.cpp"
 #include "emulated/memory.cpp"
 #include "emulated/nccl_host.cpp"

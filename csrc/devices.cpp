@@ -19,6 +19,7 @@ int32_t failed(Code c, int device, const char* what, ar_error* e) {
                          : code_is_argument(c) ? AR_ERR_ARGUMENT
                          : code_is_lost(c)     ? AR_ERR_DEVICE_LOST
                          : code_is_deadlock(c) ? AR_ERR_DEADLOCK
+                         : code_is_hazard(c)   ? AR_ERR_HAZARD
                                                : AR_ERR_RUNTIME;
   return fail(e, status, where, "%s: %s", what, code_text(c));
 }

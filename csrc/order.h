@@ -10,6 +10,7 @@
   X(internal_fence,     "internal, large: payload is visible system-wide before the block's flag")                  \
   X(internal_flag,      "internal, large: the block's flag is raised after its payload")                            \
   X(internal_wait,      "internal, large: a peer's payload is read after that block's flag")                        \
+  X(internal_wait_fence,"internal, large: a fence between a peer's flag and its payload")                           \
   X(internal_slot,      "internal: slots alternate, so that a block writes where its peers have read")              \
   X(internal_join,      "internal: ranks of one device share a launch, which waits for and is awaited by their streams")  \
   X(ce_send_ready,      "copy-engine: an upload starts after the caller's stream came to this call")                \

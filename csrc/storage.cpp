@@ -81,6 +81,7 @@ int32_t Comm::runtime_error(Code code, int rank, const char* what, ar_error* e) 
   where.code = code;
   const int32_t status = code_is_lost(code)       ? AR_ERR_DEVICE_LOST
                          : code_is_deadlock(code) ? AR_ERR_DEADLOCK
+                         : code_is_hazard(code)   ? AR_ERR_HAZARD
                                                   : AR_ERR_RUNTIME;
   return fail(e, status, where, "%s: %s", what, code_text(code));
 }

@@ -299,6 +299,7 @@ var (
 	ErrCaptureMixed = core.ErrCaptureMixed // not allowed while a stream is captured
 	ErrDeviceLost   = core.ErrDeviceLost   // a device or its context is gone
 	ErrDeadlock     = core.ErrDeadlock     // the emulator found waits that nothing can end
+	ErrHazard       = core.ErrHazard       // the emulator found two accesses that nothing orders
 )
 
 // CUDA's codes for a bad pointer or size and for a bad stream, event or graph; the emulated runtime uses the same.

@@ -97,7 +97,13 @@ func TraceRecords() []TraceRecord {
 	return out
 }
 
-// Report is the last deadlock or misuse report of the emulated machine, for people; "" if there is none.
+// Hazards counts the accesses that nothing orders (no stream, event, graph edge, flag or waiting host call), found since
+// the emulated machine was made, whatever its schedule did. Report has the first, with both accesses and the seed; from
+// then on calls on that device return ErrHazard.
+func Hazards() int64 { return core.EmulatedHazards() }
+
+// Report is the first hazard or else the last deadlock or misuse report of the emulated machine, for people; "" if there
+// is none.
 func Report() string { return core.EmulatedReport() }
 
 // LiveObjects counts the allocations, streams, events and graphs of the emulated machine that are alive.

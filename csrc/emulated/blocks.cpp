@@ -43,6 +43,7 @@ void World::admit(Device& d, double at) {
     r->id = next_block++;
     r->fiber = fibers.take(block_main, r.get());
     if (r->fiber == nullptr) return;  // tried again when a block ends
+    begin_block(*r);
     k.order.pop_back();
     k.live++;
     d.resident += places(d, *op->work);
@@ -68,6 +69,7 @@ void World::retire(BlockRun& r) {
   const double at = r.block.core.clock_us;
   k.end_us = std::max(k.end_us, at);
   k.live--;
+  end_block(r);
   d.resident -= places(d, *op.work);
   fibers.give(r.fiber);
   if (k.live == 0 && k.order.empty()) k.ending = true;
@@ -119,6 +121,7 @@ static void make_visible(const BufferedStore& s) {
   } else {
     __atomic_store_n(reinterpret_cast<uint32_t*>(s.address), static_cast<uint32_t>(s.value), __ATOMIC_RELEASE);
   }
+  if (s.line != nullptr) s.line->release = s.release;
 }
 
 // One store becomes visible; stores to the same word keep their order.
@@ -146,8 +149,11 @@ void World::flush_one(BlockRun& r, bool newest) {
 void block_buffer(Block& b, void* p, const void* value, int bytes) {
   auto& stores = b.core.stores;
   World& w = world();
+  Line* const line = line_of(b, p);  // 16 bytes, aligned, are in one
+  const ReleaseRef tells = block_tells(b);
   for (int at = 0; at < bytes; at += 8) {
-    BufferedStore s{reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(at), 0, std::min(8, bytes - at)};
+    BufferedStore s{reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(at), 0, std::min(8, bytes - at), line,
+                    tells};
     std::memcpy(&s.value, static_cast<const char*>(value) + at, static_cast<size_t>(s.bytes));
     stores.push_back(s);
   }
@@ -221,22 +227,22 @@ void block_touch(Block& b, const void* p, int64_t bytes, bool write) {
   bool valid = false;
   {
     Lock l(w.mu);
-    b.core.clock_us +=
-        w.touch(*b.core.run->op, p, static_cast<size_t>(bytes), write ? Access::write : Access::read, &valid);
+    b.core.clock_us += w.touch(*b.core.run->op, b.core.run, p, static_cast<size_t>(bytes),
+                               write ? Access::write : Access::read, &valid);
   }
   if (!valid) block_trap(b, kIllegalAddress, p, write ? "a write" : "a read");
 }
 
-double* block_line(Block& b, uintptr_t address) {
+Line* block_line(Block& b, uintptr_t address) {
   World& w = world();
   Lock l(w.mu);
   Allocation* a = w.find(reinterpret_cast<void*>(address), 1);
   if (a == nullptr) return nullptr;
-  if (a->store_us.empty()) a->store_us.assign((a->bytes >> kLineShift) + 1, -kNever);
+  if (a->lines.empty()) a->lines.resize((a->bytes >> kLineShift) + 1);
   NearMemory& n = b.core.near[b.core.near_next];
   b.core.near_next = (b.core.near_next + 1) % 4;
-  n = {a->base, a->bytes, a->store_us.data()};
-  return n.store_us + ((address - a->base) >> kLineShift);
+  n = {a->base, a->bytes, a->lines.data()};
+  return n.lines + ((address - a->base) >> kLineShift);
 }
 
 uint64_t device_clock_ns() {

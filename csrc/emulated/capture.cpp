@@ -160,7 +160,14 @@ Code graph_instantiate(GraphExec* x, Graph graph) {
   auto it = g.w.graphs.find(handle_value(graph));
   if (it == g.w.graphs.end()) return kInvalidValue;
   const uint64_t handle = g.w.new_handle();
-  g.w.execs[handle] = {it->second.body, it->second.keeps, nullptr};
+  GraphExecState& exec = g.w.execs[handle];
+  exec = {it->second.body, it->second.keeps, nullptr, {}};
+  std::map<uint64_t, Timeline> lines;  // one for each captured stream: its nodes follow each other
+  for (const GraphNode& n : exec.body->nodes) {
+    const auto [at, fresh] = lines.emplace(n.stream, -1);
+    if (fresh) at->second = g.w.new_line();
+    exec.lines.push_back(at->second);
+  }
   *x = as_handle<GraphExec>(handle);
   return kOk;
 }
@@ -189,13 +196,14 @@ Code graph_launch(GraphExec x, Stream s) {
     return kCaptureUnsupported;
   }
   // Launches of one executable follow each other, whatever their streams.
-  OpRef begin = w.make_op(graph_marker(), st->device, st->handle);
+  const Timeline line = w.line_of_stream(*st);
+  OpRef begin = w.make_op(graph_marker(), st->device, st->handle, line);
   w.need(begin, st->tail, 0);
   w.need(begin, exec.last, 0);
   std::vector<OpRef> ops;
   std::vector<char> followed(nodes.size(), 0);
   for (const GraphNode& n : nodes) {
-    OpRef op = w.make_op(n.work, n.device, n.stream);
+    OpRef op = w.make_op(n.work, n.device, n.stream, exec.lines[ops.size()]);
     for (int k : n.needs) {
       const OpRef& before = ops[static_cast<size_t>(k)];
       followed[static_cast<size_t>(k)] = 1;
@@ -204,7 +212,7 @@ Code graph_launch(GraphExec x, Stream s) {
     if (n.needs.empty()) w.need(op, begin, 0);
     ops.push_back(op);
   }
-  OpRef end = w.make_op(graph_marker(), st->device, st->handle);
+  OpRef end = w.make_op(graph_marker(), st->device, st->handle, line);
   w.need(end, begin, 0);
   for (size_t i = 0; i < ops.size(); i++)
     if (!followed[i]) w.need(end, ops[i], 0);
@@ -224,7 +232,15 @@ Code graph_destroy(Graph graph) {
 
 Code graph_exec_destroy(GraphExec x) {
   Guard g;
-  return g.w.execs.erase(handle_value(x)) == 1 ? kOk : kInvalidValue;
+  auto it = g.w.execs.find(handle_value(x));
+  if (it == g.w.execs.end()) return kInvalidValue;
+  Timeline last = -1;
+  std::vector<Timeline> lines = it->second.lines;
+  std::sort(lines.begin(), lines.end());
+  for (Timeline l : lines)
+    if (l != std::exchange(last, l)) g.w.give_line(l, it->second.last);
+  g.w.execs.erase(it);
+  return kOk;
 }
 
 }  // namespace AR_NS

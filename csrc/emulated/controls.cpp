@@ -140,6 +140,11 @@ const char* ar_emulated_report(void) {
   return shown.c_str();
 }
 
+int64_t ar_emulated_hazards(void) {
+  AR_NS::Guard g;
+  return g.w.hazards;
+}
+
 int64_t ar_emulated_live_objects(void) {
   AR_NS::Guard g;
   return static_cast<int64_t>(g.w.live_objects());

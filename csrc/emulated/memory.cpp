@@ -88,7 +88,8 @@ void World::release(uintptr_t base) {
   auto it = memory.find(base);
   Allocation a = std::move(it->second);
   memory.erase(it);
-  a.store_us = {};
+  a.lines = {};
+  a.shadow = {};
   if (a.kind == MemoryKind::device) devices[static_cast<size_t>(a.device)].used_bytes -= static_cast<int64_t>(a.bytes);
   void* p = reinterpret_cast<void*>(base);
   if (a.bytes > kQuarantineBytes) {
@@ -116,11 +117,14 @@ void World::release_all() {
   freed.clear();
 }
 
-// Every access of a device to a range passes here: kernels by what they declare, copies by what they are. It answers
-// what a kernel's access costs; the hazard checker's clocks over byte ranges go here.
-double World::touch(const Op& op, const void* p, size_t bytes, Access, bool* valid) {
+// Every access of a device to a range passes here: kernels by what they declare, copies by what they are. It is checked
+// against what touched the range before (hazards.cpp); the answer is what a kernel's access costs.
+double World::touch(const Op& op, BlockRun* block, const void* p, size_t bytes, Access access, bool* valid) {
   Allocation* a = find(p, bytes);
   *valid = a != nullptr && reaches(op.device, *a);
+  // A copy between devices needs no peer access.
+  if (a != nullptr && (*valid || op.work->kind != WorkKind::kernel))
+    check(op, block, *a, reinterpret_cast<uintptr_t>(p), bytes, access, false);
   if (!*valid || op.work->kind != WorkKind::kernel) return 0;
   const ar_emulated_device& s = devices[static_cast<size_t>(op.device)].spec;
   const double gbs = a->kind == MemoryKind::pinned ? s.kernel_host_gbs
@@ -155,6 +159,7 @@ static Code free_memory(void* p, MemoryKind kind) {
   }
   const int owner = it->second.device;
   const uint64_t id = it->second.id, last = w.next_op;
+  const Knowledge known = kind == MemoryKind::pinned ? w.host : Knowledge();
   const Code c = w.wait(g.l, [&] {
     for (size_t i = 0; i < w.devices.size(); i++) {
       if (kind == MemoryKind::device && static_cast<int>(i) != owner && !w.machine.peer[i][owner]) continue;
@@ -166,6 +171,7 @@ static Code free_memory(void* p, MemoryKind kind) {
   if (c != kOk) return c;
   it = w.memory.find(reinterpret_cast<uintptr_t>(p));
   if (it == w.memory.end() || it->second.id != id) return kInvalidValue;  // freed twice, meanwhile
+  if (kind == MemoryKind::pinned) w.check_free(it->second, known);
   w.release(it->first);
   return kOk;
 }

@@ -5,21 +5,24 @@
 
 namespace AR_NS {
 
-OpRef World::make_op(WorkRef work, int device, uint64_t stream) {
+OpRef World::make_op(WorkRef work, int device, uint64_t stream, Timeline line) {
   OpRef op = std::make_shared<Op>();
   op->id = next_op++;
   op->work = std::move(work);
   op->device = device;
   op->stream = stream;
+  op->line = line;
+  op->clock = host;
   op->ready_us = now_us;
   return op;
 }
 
-// An edge: `op` starts after `before` has ended. It joins times now; the hazard checker joins its clocks here.
+// An edge: `op` starts after `before` has ended. It joins times and clocks, here or in finish().
 void World::need(const OpRef& op, const OpRef& before, double lag) {
   if (before == nullptr) return;
   if (before->state == OpState::done) {
     op->ready_us = std::max(op->ready_us, before->end_us + lag);
+    op->clock.join(before->clock);
     return;
   }
   before->followers.emplace_back(op, lag);
@@ -45,7 +48,7 @@ void World::submit(const OpRef& op) {
 
 Code World::enqueue(StreamState& s, WorkRef work, OpRef* made) {
   if (s.capture != nullptr) return capture_op(s, std::move(work));
-  OpRef op = make_op(std::move(work), s.device, s.handle);
+  OpRef op = make_op(std::move(work), s.device, s.handle, line_of_stream(s));
   need(op, s.tail, 0);
   s.tail = op;
   submit(op);
@@ -67,6 +70,10 @@ void World::start(Lock& l, const OpRef& op, double at) {
   ready.erase(std::find(ready.begin(), ready.end(), op));
   op->state = OpState::running;
   op->start_us = at;
+  if (op->work->kind != WorkKind::marker) {
+    op->step = ++steps[static_cast<size_t>(op->line)];
+    op->clock.set(op->line, op->step);
+  }
   Device& d = devices[static_cast<size_t>(op->device)];
   const Work& work = *op->work;
   switch (work.kind) {
@@ -98,8 +105,8 @@ void World::start(Lock& l, const OpRef& op, double at) {
   bool from = true, to = true;
   const bool host_source = work.kind == WorkKind::copy && work.direction == CopyKind::host_to_device;
   const bool host_target = work.kind == WorkKind::copy && work.direction == CopyKind::device_to_host;
-  if (work.kind == WorkKind::copy) touch(*op, work.from, work.bytes, Access::read, &from);
-  touch(*op, work.to, work.bytes, Access::write, &to);
+  if (work.kind == WorkKind::copy) touch(*op, nullptr, work.from, work.bytes, Access::read, &from);
+  touch(*op, nullptr, work.to, work.bytes, Access::write, &to);
   const Allocation* target = find(work.to, work.bytes);
   const Allocation* source = work.kind == WorkKind::copy ? find(work.from, work.bytes) : nullptr;
   // Pageable memory (copy_blocking's) is in no allocation, and a copy between devices needs no peer access.
@@ -166,10 +173,12 @@ void World::finish(const OpRef& op, double at) {
   op->state = OpState::done;
   now_us = std::max(now_us, at);
   op->needs.clear();
+  if (op->kernel != nullptr) op->clock.join(op->kernel->clock);
   op->kernel.reset();
   for (auto& f : op->followers) {
     Op& next = *f.first;
     next.ready_us = std::max(next.ready_us, at + f.second);
+    next.clock.join(op->clock);
     if (--next.missing == 0) {
       next.state = OpState::ready;
       ready.push_back(f.first);
@@ -177,7 +186,9 @@ void World::finish(const OpRef& op, double at) {
   }
   op->followers.clear();
   op->keeps.clear();
-  devices[static_cast<size_t>(op->device)].unfinished.erase(op->id);
+  Device& device = devices[static_cast<size_t>(op->device)];
+  device.unfinished.erase(op->id);
+  device.done.join(op->clock);
   last_progress = Clock::now();
   if (!stepped && waiters > 0) host_cv.notify_all();
   if (!tracing || op->work->kind == WorkKind::marker) return;
@@ -250,6 +261,7 @@ Code copy_blocking(void* dst, const void* src, size_t n, CopyKind k) {
   const int device = st->device;
   Code c = w.enqueue(*st, copy_work(dst, src, n, k, true), &op);
   if (c == kOk) c = w.wait(g.l, [op] { return op->state == OpState::done; });
+  if (c == kOk) w.tell_host(op);
   return c != kOk ? c : w.devices[static_cast<size_t>(device)].lost;
 }
 
@@ -304,6 +316,7 @@ Code launch_kernel(const KernelCode& k, int blocks, int threads, Stream s) {
   work->body = k.body;
   work->blocks = blocks;
   work->threads = threads;
+  work->talks = k.talks;
   return w.enqueue(*st, work);
 }
 

@@ -27,7 +27,16 @@ std::string World::op_text(const Op& op) const {
          (op.stream == 0 ? std::string("default") : "0x" + hex(op.stream)) + ")";
 }
 
+std::string World::seen_text(const Seen& s) const {
+  std::string text = s.block == -1 ? std::string(s.name) : std::string("kernel ") + s.name;
+  text += " (op " + std::to_string(s.op) + ", device " + std::to_string(s.device) + ", stream " +
+          (s.stream == 0 ? std::string("default") : "0x" + hex(s.stream));
+  if (s.block >= 0) text += ", block " + std::to_string(s.block);
+  return text + ")";
+}
+
 void World::misuse(const std::string& text) {
+  if (hazards > 0) return;  // the first hazard stays
   report = "misuse at " + std::to_string(now_us) + " us, seed " + std::to_string(machine.seed) + ": " + text + "\n";
 }
 
@@ -46,6 +55,7 @@ void World::report_residency() {
   }
   if (text.empty()) return;
   reported_residency = true;
+  if (hazards > 0) return;
   report = "blocks wait for others that cannot become resident, at " + std::to_string(now_us) + " us, seed " +
            std::to_string(machine.seed) + "\n" + text;
   report += waiters_text();
@@ -77,6 +87,7 @@ std::string World::waiters_text() const {
 }
 
 void World::report_deadlock() {
+  if (hazards > 0) return;
   report =
       "deadlock at " + std::to_string(now_us) + " us, seed " + std::to_string(machine.seed) + "\n" + waiters_text();
 }

@@ -39,6 +39,10 @@ Code stream_destroy(Stream s) {
     g.w.leave_capture(c);
     g.w.graphs.erase(c->graph);
   }
+  if (!g.w.host_knows(it->second.tail))
+    g.w.hazard(it->second.device, "a stream was destroyed while it may be in use: the host did not wait for " +
+                                      g.w.op_text(*it->second.tail));
+  if (it->second.line >= 0) g.w.give_line(it->second.line, it->second.tail);
   g.w.streams.erase(it);
   return kOk;
 }
@@ -69,6 +73,7 @@ Code stream_query(Stream s, bool* done) {
   const int device = st->device;
   const OpRef op = st->tail;
   *done = w.query(g.l, [&] { return is_done(op); });
+  if (*done) w.tell_host(op);
   return w.devices[static_cast<size_t>(device)].lost;
 }
 
@@ -81,6 +86,7 @@ Code stream_synchronize(Stream s) {
   const int device = st->device;
   const OpRef op = st->tail;
   if (Code c = w.wait(g.l, [&] { return is_done(op); })) return c;
+  w.tell_host(op);
   return w.devices[static_cast<size_t>(device)].lost;
 }
 
@@ -99,6 +105,7 @@ Code device_synchronize() {
         return u.empty() || u.begin()->first >= last;
       }))
     return c;
+  w.host.join(w.devices[static_cast<size_t>(device)].done);
   return w.devices[static_cast<size_t>(device)].lost;
 }
 
@@ -116,7 +123,13 @@ Code event_create(Event* e, bool timing) {
 
 Code event_destroy(Event e) {
   Guard g;
-  return g.w.events.erase(handle_value(e)) == 1 ? kOk : kInvalidHandle;
+  auto it = g.w.events.find(handle_value(e));
+  if (it == g.w.events.end()) return kInvalidHandle;
+  if (!g.w.host_knows(it->second.op))
+    g.w.hazard(it->second.device, "an event was destroyed while it may be in use: the host did not wait for " +
+                                      g.w.op_text(*it->second.op));
+  g.w.events.erase(it);
+  return kOk;
 }
 
 Code event_record(Event e, Stream s) {
@@ -157,6 +170,7 @@ Code event_query(Event e, bool* done) {
   const int device = ev->device;
   const OpRef op = ev->op;
   *done = w.query(g.l, [&] { return is_done(op); });
+  if (*done) w.tell_host(op);
   return w.devices[static_cast<size_t>(device)].lost;
 }
 
@@ -169,6 +183,7 @@ Code event_synchronize(Event e) {
   const int device = ev->device;
   const OpRef op = ev->op;
   if (Code c = w.wait(g.l, [&] { return is_done(op); })) return c;
+  w.tell_host(op);
   return w.devices[static_cast<size_t>(device)].lost;
 }
 
@@ -195,7 +210,7 @@ Code stream_wait(Stream s, Event e) {
   if (ev == nullptr || st == nullptr) return kInvalidHandle;
   if (st->capture != nullptr || ev->capture != nullptr) return w.capture_wait(*st, *ev);
   if (ev->op == nullptr) return kOk;  // never recorded
-  OpRef op = w.make_op(wait_marker(), st->device, st->handle);
+  OpRef op = w.make_op(wait_marker(), st->device, st->handle, w.line_of_stream(*st));
   w.need(op, st->tail, 0);
   w.need(op, ev->op, ev->op->device != st->device ? w.machine.hop_us : 0);
   st->tail = op;

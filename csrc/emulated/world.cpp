@@ -102,6 +102,11 @@ void World::build(const ar_emulated_machine& m) {
   report.clear();
   trace.clear();
   hosts.clear();
+  steps.clear();
+  free_lines.clear();
+  block_lines.clear();
+  host = Knowledge();
+  hazards = 0;
 }
 
 void World::tear_down(Lock& l) {
@@ -271,6 +276,7 @@ const char* code_text(Code c) {
     case kCapturedEvent: return "the event was last recorded in a capture";
     case kDeadlock: return "deadlock: nothing on the emulated machine can ever run again";
     case kInjectedFault: return "fault injected by ar_emulated_fail";
+    case kHazard: return world().report.c_str();  // stays as it is from the first hazard on
     case kMachineReplaced: return "the emulated machine was replaced meanwhile";
     default: return "unknown code";
   }

@@ -22,6 +22,7 @@
 #include "../include/allreduce_emulated.h"
 #include "../platform/platform.h"
 #include "fiber.h"
+#include "hazards.h"
 
 namespace AR_NS {
 
@@ -40,7 +41,8 @@ struct Allocation {
   MemoryKind kind = MemoryKind::device;
   int device = -1;
   uint64_t id = 0;
-  std::vector<double> store_us;  // see NearMemory; made by the first block that needs it
+  std::vector<Line> lines;  // see NearMemory; made by the first block that needs it
+  Shadow shadow;
 };
 enum class Access { read, write };
 
@@ -63,6 +65,7 @@ struct Work {
   std::unique_ptr<unsigned char[]> params;
   void (*body)(const void*, Block&) = nullptr;
   int blocks = 0, threads = 0;
+  bool talks = false;
   // copy, fill
   void* to = nullptr;
   const void* from = nullptr;
@@ -96,6 +99,7 @@ struct KernelRun {
   int live = 0;
   double end_us = 0;
   bool ending = false;  // all blocks are done; the kernel ends at end_us
+  Knowledge clock;      // what its blocks knew at their ends
 };
 
 struct Op : std::enable_shared_from_this<Op> {
@@ -103,6 +107,10 @@ struct Op : std::enable_shared_from_this<Op> {
   WorkRef work;
   int device = 0;
   uint64_t stream = 0;
+  Timeline line = -1;
+  uint32_t step = 0;  // its accesses', on its line; 0: it has not started
+  Knowledge clock;    // while it waits and runs: what came before it; once done: that and what it did
+  bool told = false;  // the host knows of its end
   OpState state = OpState::waiting;
   int missing = 0;
   std::vector<OpRef> needs;                         // for reports; dropped when done
@@ -120,6 +128,7 @@ struct BlockRun {
   Fiber* fiber = nullptr;
   BlockState state = BlockState::runnable;
   uint64_t id = 0;
+  BlockKnowledge knows;  // of a kernel that talks
   // while spinning
   bool (*holds)(void*) = nullptr;
   void* pred = nullptr;
@@ -151,6 +160,7 @@ struct GraphExecState {
   std::shared_ptr<const GraphBody> body;
   std::vector<std::shared_ptr<UserObject>> keeps;
   OpRef last;
+  std::vector<Timeline> lines;  // of each node
 };
 
 struct Capture {
@@ -167,6 +177,7 @@ struct StreamState {
   uint64_t handle = 0;  // 0: a device's legacy default stream
   int device = 0;
   OpRef tail;
+  Timeline line = -1;  // made with the first op
   CaptureRef capture;
   std::vector<int> frontier;  // nodes that the next captured op follows
 };
@@ -186,6 +197,7 @@ struct Device {
   int64_t used_bytes = 0;
   int resident = 0;
   std::deque<OpRef> admitting;           // started kernels with blocks that are not resident yet
+  Knowledge done;                        // all that has ended on it
   OpRef engine[3];                       // busy copy engines: host-to-device, device-to-host, device-to-device
   std::map<uint64_t, OpRef> unfinished;  // by op id
   Code lost = kOk;                       // sticky
@@ -218,6 +230,13 @@ struct World {
   std::map<uintptr_t, Allocation> freed;            // tombstones, until the addresses are used again
   std::deque<std::pair<void*, size_t>> quarantine;  // freed but not given back yet
   size_t quarantine_bytes = 0;
+
+  // hazards.cpp
+  std::vector<uint32_t> steps;                        // by timeline: the last step given out
+  std::deque<std::pair<Timeline, OpRef>> free_lines;  // of streams and graphs that are gone, after their last op
+  std::vector<std::vector<Timeline>> block_lines;     // by timeline and block
+  Knowledge host;                                     // what host calls have waited for
+  int64_t hazards = 0;
 
   // ops
   uint64_t next_op = 1;
@@ -270,10 +289,22 @@ struct World {
   Code allocate(void** p, size_t bytes, MemoryKind kind, int device);
   void release(uintptr_t base);
   void release_all();
-  double touch(const Op& op, const void* p, size_t bytes, Access access, bool* valid);
+  double touch(const Op& op, BlockRun* block, const void* p, size_t bytes, Access access, bool* valid);
+
+  // hazards.cpp
+  Timeline new_line();
+  void give_line(Timeline line, const OpRef& last);
+  void begin_block(BlockRun& r);
+  void end_block(BlockRun& r);
+  void tell_host(const OpRef& op);
+  void check(const Op& op, BlockRun* block, Allocation& a, uintptr_t from, size_t bytes, Access access, bool flagged);
+  bool host_knows(const OpRef& op) const;
+  void check_free(const Allocation& a, const Knowledge& known);
+  void hazard(int device, const std::string& text);
 
   // ops.cpp
-  OpRef make_op(WorkRef work, int device, uint64_t stream);
+  OpRef make_op(WorkRef work, int device, uint64_t stream, Timeline line);
+  Timeline line_of_stream(StreamState& s);
   void need(const OpRef& op, const OpRef& before, double lag);
   void submit(const OpRef& op);
   Code enqueue(StreamState& s, WorkRef work, OpRef* made = nullptr);
@@ -317,6 +348,7 @@ struct World {
   void report_residency();
   void misuse(const std::string& text);
   std::string op_text(const Op& op) const;
+  std::string seen_text(const Seen& s) const;
   std::string waiters_text() const;
 
   // capture.cpp

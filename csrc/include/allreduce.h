@@ -53,6 +53,7 @@ typedef enum ar_status {
   AR_ERR_NCCL = 12,           /* NCCL failed; platform_code is its ncclResult_t */
   AR_ERR_DEVICE_LOST = 13,    /* a device or its context is gone */
   AR_ERR_DEADLOCK = 14,       /* emulated backend only: nothing can ever run again; the message is the report */
+  AR_ERR_HAZARD = 16,         /* emulated backend only: two accesses that nothing orders; see ar_emulated_report */
   AR_ERR_PENDING = 15         /* ar_comm_wait, ar_stream_query: not finished within the given time */
 } ar_status;
 

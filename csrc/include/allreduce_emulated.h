@@ -55,6 +55,8 @@ typedef struct ar_emulated_machine {
   int32_t drive;    /* ar_emulated_drive */
   int32_t schedule; /* ar_emulated_schedule */
   uint64_t seed;
+  int32_t unchecked; /* 1: no hazard checker (for tests that race on purpose) */
+  int32_t reserved;
 } ar_emulated_machine;
 
 /* Fills *machine with the defaults: n devices, no peer access, background drive. */
@@ -106,7 +108,14 @@ AR_API void ar_emulated_trace(int32_t on);
 /* Copies up to n records to out, in order of their end; returns how many there are. */
 AR_API int64_t ar_emulated_trace_read(ar_emulated_record* out, int64_t n);
 
-/* The last deadlock or misuse report, "" if none (text for people; valid until the next call). */
+/* Accesses that nothing orders, found since the machine was configured: a read or write of a range that another op,
+ * kernel block or stream wrote (or read, and this writes it) without stream order, event, graph edge, flag or host call
+ * between them, or pinned memory freed so. Found whatever the schedule did this time. The first is in
+ * ar_emulated_report(), with both accesses and the seed; from then on the device of the second access reports
+ * AR_ERR_HAZARD. */
+AR_API int64_t ar_emulated_hazards(void);
+
+/* The first hazard, or else the last deadlock or misuse report, "" if none (text for people; valid until the next call). */
 AR_API const char* ar_emulated_report(void);
 /* Allocations, streams, events and graphs of the emulated machine that are alive. */
 AR_API int64_t ar_emulated_live_objects(void);

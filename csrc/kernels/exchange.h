@@ -116,6 +116,7 @@ struct Exchange {
     });
     if ((epoch & (kScrub - 1)) < 2) {
       const int64_t rest = ll_bytes / 16 - packs;
+      b.writes(mine + packs, rest * 16);
       b.each(rest, [&](int64_t i) { store_sys(b, mine + packs + i, Vec16{{0, epoch, 0, epoch}}); });
     }
 
@@ -150,6 +151,9 @@ struct Exchange {
       finish<W, K>(finish_, acc);
       store_elements<T, K>(me.recv, lo + i * K, hi, acc);
     });
+    AR_NO_UNROLL
+    for (int r = 0; r < world && good; r++)
+      if (r != me.rank) b.reads_flagged(wire[r].ll + at, packs * 16);
     declare<T>(b, me.recv, lo, hi, true);
     return !b.any(!good);
   }
@@ -222,7 +226,7 @@ struct Exchange {
         return static_cast<int32_t>(seen - epoch) >= 0;
       });
       if (s == Spin::ready) {
-        fence_sys(b, Order::none);
+        fence_sys(b, Order::internal_wait_fence);
         return;
       }
       if (s == Spin::expired) expire(b, me, block, Phase::internal_flag, static_cast<int>(r), epoch, seen);
@@ -245,6 +249,7 @@ struct Exchange {
     const int l = locals == 1 ? 0 : b.index() / blocks;
     const Local& me = local[l];
     const int block = b.index() - l * blocks;
+    b.reads(me.epochs + block, sizeof(uint32_t));
     uint32_t epoch = me.epochs[block];
     int64_t first = 0;
     AR_NO_UNROLL
@@ -259,6 +264,7 @@ struct Exchange {
       if (!good) break;
     }
     // Every share ended with a block barrier, so all threads have read the old epoch.
+    b.writes(me.epochs + block, sizeof(uint32_t));
     b.lead([&] { me.epochs[block] = epoch; });
   }
 };

@@ -15,6 +15,7 @@ constexpr double kLoadRoundUs = 0.23;
 struct Load {
   static constexpr const char* kName = "load";
   static constexpr int kMaxThreads = kLoadThreads;
+  static constexpr bool kTalks = false;
   int64_t rounds;
   float start, stop;  // the total is never stop, which only the host knows
   float* never;       // null

@@ -14,6 +14,7 @@ template <class T, class W>
 struct ToWire {
   static constexpr const char* kName = "convert";
   static constexpr int kMaxThreads = kPieceThreads;
+  static constexpr bool kTalks = false;
   View from;
   Vec16* to;
   int64_t first, end;
@@ -43,6 +44,7 @@ template <class T, class W>
 struct FromWire {
   static constexpr const char* kName = "unpack";
   static constexpr int kMaxThreads = kPieceThreads;
+  static constexpr bool kTalks = false;
   const Vec16* from;
   View to;
   int64_t first, end;
@@ -71,6 +73,7 @@ template <class T, class W>
 struct SumPiece {
   static constexpr const char* kName = "sum";
   static constexpr int kMaxThreads = kPieceThreads;
+  static constexpr bool kTalks = false;
   View send, recv;
   const Vec16* peer[8];
   int64_t first, end;

@@ -58,7 +58,9 @@ inline bool code_is_lost(Code c) {
   }
 }
 
-constexpr bool code_is_deadlock(Code) { return false; }  // the emulator's deadlock report
+// The emulator's reports.
+constexpr bool code_is_deadlock(Code) { return false; }
+constexpr bool code_is_hazard(Code) { return false; }
 inline const void* emulated_nccl_host() { return nullptr; }
 constexpr bool drive_is_stepped() { return false; }  // work goes on by itself
 
@@ -245,6 +247,7 @@ class Block {
 #endif
   }
   AR_DEVICE void reads(const void*, int64_t) {}
+  AR_DEVICE void reads_flagged(const void*, int64_t) {}
   AR_DEVICE void writes(const void*, int64_t) {}
 };
 

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -51,6 +52,7 @@ enum : Code {
   kDeadlock = 9001,       // nothing can ever run again: ar_emulated_report() has every waiter
   kInjectedFault = 9002,  // asked for by ar_emulated_fail
   kMachineReplaced = 9003,
+  kHazard = 9004,  // two accesses that nothing orders: ar_emulated_report() names both
 };
 
 struct CaptureInfo {
@@ -64,6 +66,7 @@ inline bool code_is_memory(Code c) { return c == kMemory; }
 inline bool code_is_lost(Code c) { return c == kIllegalAddress || c == kMisaligned || c == kLaunchFailure; }
 inline bool code_is_argument(Code c) { return c == kInvalidValue || c == kInvalidHandle; }
 inline bool code_is_deadlock(Code c) { return c == kDeadlock; }
+inline bool code_is_hazard(Code c) { return c == kHazard; }
 bool drive_is_stepped();
 const void* emulated_nccl_host();  // emulated/nccl.h
 
@@ -141,18 +144,26 @@ inline Code order_wait(Order o, Stream s, Event e) { return order_pass(o) ? stre
 
 typedef uint64_t __attribute__((may_alias)) Word64;
 
+struct Release;  // emulated/hazards.h: what a store tells whoever sees it
+using ReleaseRef = std::shared_ptr<const Release>;
+
+// What is kept of the last store to a 64-byte line: when it was made, and what it tells.
+struct Line {
+  double us = -1e300;
+  ReleaseRef release;
+};
 // A store that other processors cannot see yet.
 struct BufferedStore {
   uintptr_t address;
   uint64_t value;
   int bytes;  // 4 or 8
+  Line* line;
+  ReleaseRef release;
 };
-
-// Where a store's time is kept: one entry per 64-byte line of an allocation, so that a flag's reader knows when the
-// flag was raised. (The hazard checker's release clocks belong here too.)
+// The lines of one allocation.
 struct NearMemory {
   uintptr_t base = 0, bytes = 0;
-  double* store_us = nullptr;
+  Line* lines = nullptr;
 };
 constexpr int kLineShift = 6;
 
@@ -169,8 +180,13 @@ struct BlockCore {
 };
 
 class Block;
-void block_touch(Block& b, const void* p, int64_t bytes, bool write);  // cost, validity (and later hazards)
-double* block_line(Block& b, uintptr_t address);                       // slow path of line_of
+void block_touch(Block& b, const void* p, int64_t bytes, bool write);  // cost, validity, hazards
+void block_took(Block& b, const void* p, int64_t bytes);               // hazards of words that carried their flags
+void block_uses(Block& b, const void* p, int64_t bytes, bool write);   // hazards alone, on whatever device
+Line* block_line(Block& b, uintptr_t address);                         // slow path of line_of
+ReleaseRef block_tells(Block& b);                                      // what a store made now tells; null: nothing
+void block_learns(Block& b, const ReleaseRef& release);                // a satisfied wait
+void block_fence(Block& b);
 void block_buffer(Block& b, void* p, const void* value, int bytes);
 uint64_t block_forward(const Block& b, uintptr_t address, int bytes, uint64_t value);
 void block_flush(Block& b);
@@ -209,6 +225,7 @@ class Block {
   }
   void begin() {}
   void reads(const void* p, int64_t bytes) { block_touch(*this, p, bytes, false); }
+  void reads_flagged(const void* p, int64_t bytes) { block_took(*this, p, bytes); }
   void writes(const void* p, int64_t bytes) { block_touch(*this, p, bytes, true); }
 
   BlockCore core;  // the runtime's own
@@ -216,20 +233,24 @@ class Block {
 
 uint64_t device_clock_ns();
 
-inline double* line_of(Block& b, const void* p) {
+inline Line* line_of(Block& b, const void* p) {
   const uintptr_t a = reinterpret_cast<uintptr_t>(p);
   for (const NearMemory& n : b.core.near)
-    if (a - n.base < n.bytes) return n.store_us + ((a - n.base) >> kLineShift);
+    if (a - n.base < n.bytes) return n.lines + ((a - n.base) >> kLineShift);
   return block_line(b, a);
 }
-// The place where a store becomes a release and a satisfied wait an acquire: they carry times now, and later the
-// clocks of the hazard checker.
+// The places where a store becomes a release and a satisfied wait an acquire: they carry times and clocks.
 inline void block_release(Block& b, const void* p) {
-  if (double* line = line_of(b, p)) *line = b.core.clock_us;
+  Line* line = line_of(b, p);
+  if (line == nullptr) return;
+  line->us = b.core.clock_us;
+  line->release = block_tells(b);
 }
 inline void block_acquire(Block& b, const void* p) {
-  double* line = line_of(b, p);
-  if (line != nullptr && *line + b.core.flag_us > b.core.clock_us) b.core.clock_us = *line + b.core.flag_us;
+  Line* line = line_of(b, p);
+  if (line == nullptr) return;
+  if (line->us + b.core.flag_us > b.core.clock_us) b.core.clock_us = line->us + b.core.flag_us;
+  if (line->release != nullptr) block_learns(b, line->release);
 }
 
 inline void block_aligned(Block& b, const void* p, uintptr_t bytes) {
@@ -275,7 +296,9 @@ inline void store_flag(Block& b, Order o, uint32_t* p, uint32_t v) {
   block_release(b, p);
 }
 inline void fence_sys(Block& b, Order o) {
-  if (!order_pass(o) || !b.core.weak) return;
+  if (!order_pass(o)) return;
+  block_fence(b);
+  if (!b.core.weak) return;
   block_flush(b);
   block_interrupt(b);
 }
@@ -352,7 +375,15 @@ struct KernelCode {
   size_t bytes;
   int max_threads;
   void (*body)(const void* params, Block& b);
+  bool talks;
 };
+// Whether blocks of a kernel exchange flags with others: each then has a timeline of its own (emulated/hazards.h). A
+// kernel without flags says `static constexpr bool kTalks = false`.
+template <class K, class = void>
+struct Talks : std::true_type {};
+template <class K>
+struct Talks<K, std::void_t<decltype(K::kTalks)>> : std::bool_constant<K::kTalks> {};
+
 Code launch_kernel(const KernelCode& k, int blocks, int threads, Stream s);
 Code resident_limit(int threads, int max_threads, int* blocks);
 
@@ -360,9 +391,9 @@ template <class K>
 Code launch(const K& kernel, int blocks, int threads, Stream s) {
   static_assert(std::is_trivially_copyable<K>::value, "a kernel's members are its parameters");
   static_assert(sizeof(K) <= 4096 && alignof(K) <= 16, "kernel parameters of CUDA before 12.1 end at 4096 bytes");
-  return launch_kernel(
-      {K::kName, &kernel, sizeof(K), K::kMaxThreads, [](const void* p, Block& b) { (*static_cast<const K*>(p))(b); }},
-      blocks, threads, s);
+  return launch_kernel({K::kName, &kernel, sizeof(K), K::kMaxThreads,
+                        [](const void* p, Block& b) { (*static_cast<const K*>(p))(b); }, Talks<K>::value},
+                       blocks, threads, s);
 }
 template <class K>
 Code launch_early(const K& kernel, int blocks, int threads, Stream s) {

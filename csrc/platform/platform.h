@@ -7,7 +7,7 @@
 //   Stream Event Graph GraphExec   handles; a null Stream is the legacy default stream
 //   Code, kOk                      the runtime's own codes; code_text(c), code_is_lost(c), code_is_memory(c),
 //                                  code_is_argument(c): a bad pointer or handle;
-//                                  code_is_deadlock(c): the emulator's deadlock report
+//                                  code_is_deadlock(c), code_is_hazard(c): the emulator's reports
 //   emulated_nccl_host()           what an emulated libnccl is bound to (emulated/nccl.h), null elsewhere
 //   drive_is_stepped()             true where work advances only inside calls that wait (the emulator's stepped drive)
 //   device_count set_device get_device device_info can_access_peer runtime_version
@@ -44,10 +44,10 @@
 //   b.work(n, us, f)               every thread runs f(i) for i in [0, n): arithmetic alone, about us each time. Emulated,
 //                                  nothing runs and n * us pass.
 //   b.begin()                      first in a kernel of launch_early
-//   b.reads(p, bytes) b.writes(p, bytes)   declares what the phase that follows touches (cost and, later, hazards); free
-//                                  on CUDA
+//   b.reads(p, bytes) b.writes(p, bytes)   declares what the phase that follows touches (cost and hazards); free on CUDA
+//   b.reads_flagged(p, bytes)      declares words just read that each carried their flag (LL): spin() found every one
 //   load_sys(b, const Vec16*)      16 bytes that another processor may be writing: never cached, never torn below 8 bytes
-//   store_sys(b, Vec16*, Vec16)    to memory that another processor reads
+//   store_sys(b, Vec16*, Vec16)    to memory that another processor reads. Blocks do not share 64-byte lines of it
 //   load_flag(b, const uint32_t*)  store_flag(b, Order, uint32_t*, value)
 //   fence_sys(b, Order)            all earlier stores of this thread are visible system-wide before any later one
 //   spin(b, Order, SpinLimit, addr, pred)  until pred() holds: Spin::ready; Spin::aborted: the abort word is set;

@@ -56,8 +56,9 @@ class Internal final : public Transport {
     const int n = comm_.world();
     if (n == 1) return AR_OK;
     blocks_ = comm_.blocks();
-    ll_bytes_ = round_down(kLLRegion / 2 / blocks_, 16);
-    plain_bytes_ = round_down(kPlainRegion / 2 / blocks_, 16);
+    // No two blocks write one 128-byte line.
+    ll_bytes_ = round_down(kLLRegion / 2 / blocks_, 128);
+    plain_bytes_ = round_down(kPlainRegion / 2 / blocks_, 128);
     for (int r = 0; r < n; r++) {
       void* host = nullptr;
       void* device = nullptr;

@@ -181,5 +181,8 @@ func EmulatedTraceRead() []EmulatedRecord { return nil }
 // EmulatedReport is empty without the C core.
 func EmulatedReport() string { return "" }
 
+// EmulatedHazards is 0 without the C core.
+func EmulatedHazards() int64 { return 0 }
+
 // EmulatedLiveObjects is 0 without the C core.
 func EmulatedLiveObjects() int64 { return 0 }

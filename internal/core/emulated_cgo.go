@@ -145,3 +145,6 @@ func EmulatedReport() string { return C.GoString(C.ar_emulated_report()) }
 
 // EmulatedLiveObjects is ar_emulated_live_objects.
 func EmulatedLiveObjects() int64 { return int64(C.ar_emulated_live_objects()) }
+
+// EmulatedHazards is ar_emulated_hazards.
+func EmulatedHazards() int64 { return int64(C.ar_emulated_hazards()) }

@@ -21,6 +21,7 @@ var (
 	ErrNCCL          = errors.New("allreduce: NCCL not usable")
 	ErrDeviceLost    = errors.New("allreduce: device lost")
 	ErrDeadlock      = errors.New("allreduce: deadlock")
+	ErrHazard        = errors.New("allreduce: hazard")
 )
 
 // Status is ar_status. StatusNoCgo and StatusPlatform are this package's own, for builds without the C core.
@@ -44,6 +45,7 @@ const (
 	StatusDeviceLost    Status = 13
 	StatusDeadlock      Status = 14
 	StatusPending       Status = 15
+	StatusHazard        Status = 16
 
 	StatusNoCgo    Status = -1
 	StatusPlatform Status = -2
@@ -64,6 +66,7 @@ var sentinels = map[Status]error{
 	StatusNCCL:          ErrNCCL,
 	StatusDeviceLost:    ErrDeviceLost,
 	StatusDeadlock:      ErrDeadlock,
+	StatusHazard:        ErrHazard,
 	StatusNoCgo:         ErrNoCgo,
 	StatusPlatform:      ErrPlatform,
 }

@@ -113,6 +113,13 @@ func (r *reducer) sum(ctx context.Context, inputs [][]float32, want []float32) (
 	if ctx.Err() != nil {
 		return s, errors.New("interrupted")
 	}
+	defer func() {
+		if err != nil { // a call that failed may have enqueued a part of itself, which reads the inputs
+			for rank, dev := range r.devices {
+				_ = r.driver.Synchronize(dev, r.streams[rank])
+			}
+		}
+	}()
 	buffers := make([]allreduce.Buffer, len(r.devices))
 	for rank, dev := range r.devices {
 		if err := r.driver.CopyToDevice(dev, r.send[rank], device.Bytes(inputs[rank])); err != nil {

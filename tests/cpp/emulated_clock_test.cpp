@@ -108,6 +108,7 @@ TEST_F(EmulatedClock, CopiesOnADeviceAndBetweenDevices) {
 }
 
 TEST_F(EmulatedClock, KernelsCostTheirLaunchAndWhatTheyTouch) {
+  races();
   char* d = on_device<char>(kSize);
   char* h = pinned<char>(kSize);
   Stream s = stream();
@@ -149,7 +150,7 @@ TEST_F(EmulatedClock, AHopToAnotherDevice) {
 }
 
 TEST_F(EmulatedClock, FlagsTakeTheirWay) {
-  uint32_t* words = pinned(64);
+  uint32_t* words = pinned(128);
   Stream s[2] = {stream(0), stream(1)};
   GOOD(launch(Wait{words, 1, words + 32, {nullptr, kNoDeadline}, Order::none}, 1, 1, s[0]));
   GOOD(set_device(1));
@@ -162,8 +163,8 @@ TEST_F(EmulatedClock, FlagsTakeTheirWay) {
   Vec16* out[2] = {on_device<Vec16>(kN, 0), on_device<Vec16>(kN, 1)};
   for (uint32_t r = 0; r < 2; r++) {
     GOOD(set_device(static_cast<int>(r)));
-    GOOD(launch(Swap{area + r * kN, area + (1 - r) * kN, words + 2 + r, words + 3 - r, out[r], kN, 9, true}, 1, 1,
-                s[r]));
+    GOOD(launch(Swap{area + r * kN, area + (1 - r) * kN, words + 16 + 16 * r, words + 32 - 16 * r, out[r], kN, 9, true},
+                1, 1, s[r]));
   }
   EXPECT_NEAR(2 + 2 * us(kN * 16, 44) + 1.6, elapsed(2), 1e-6);
 }

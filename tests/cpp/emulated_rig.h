@@ -31,6 +31,7 @@ class Emulated : public ::testing::Test {
     m.drive = drive;
     m.schedule = schedule;
     m.seed = seed;
+    m.unchecked = races_on_purpose ? 1 : 0;
     configure(m);
   }
   void configure(const ar_emulated_machine& m) {
@@ -72,6 +73,12 @@ class Emulated : public ::testing::Test {
     set_device(before);
     return e;
   }
+  // For tests of what a race looks like: hazards_test.cpp has what is said of it.
+  void races() {
+    races_on_purpose = true;
+    machine(2, AR_DRIVE_STEPPED, AR_SCHEDULE_FIFO, 1);
+  }
+  bool races_on_purpose = false;
   std::string report() { return ar_emulated_report(); }
   std::vector<ar_emulated_record> trace() {
     std::vector<ar_emulated_record> r(static_cast<size_t>(ar_emulated_trace_read(nullptr, 0)));
@@ -146,6 +153,7 @@ struct Swap {
     if (spin(b, Order::internal_wait, {nullptr, kNoDeadline}, peer_flag,
              [&] { return load_flag(b, peer_flag) == value; }) != Spin::ready)
       return;
+    fence_sys(b, Order::internal_wait_fence);
     b.reads(peers, n * 16);
     b.each(n, [&](int64_t i) { out[i] = load_sys(b, peers + i); });
   }

@@ -48,6 +48,7 @@ TEST_F(EmulatedSchedule, WithItsFenceAnExchangeIsAlwaysRight) {
 }
 
 TEST_F(EmulatedSchedule, ALostFenceShows) {
+  races();
   EXPECT_EQ(0, wrong(AR_SCHEDULE_FIFO, 1, false));  // strong memory
   EXPECT_GT(wrong(AR_SCHEDULE_RANDOM, 100, false), 10);
   EXPECT_GT(wrong(AR_SCHEDULE_ADVERSARIAL, 100, false), 10);
@@ -56,6 +57,7 @@ TEST_F(EmulatedSchedule, ALostFenceShows) {
 }
 
 TEST_F(EmulatedSchedule, ALostWaitShows) {
+  races();
   ar_emulated_mutate(static_cast<int>(Order::internal_wait));
   EXPECT_GT(wrong(AR_SCHEDULE_RANDOM, 100, true), 10);
   EXPECT_GT(wrong(AR_SCHEDULE_ADVERSARIAL, 100, true), 10);
@@ -194,6 +196,7 @@ TEST_F(EmulatedSchedule, UnorderedWorkIsSeenInEveryOrder) {
 }
 
 TEST_F(EmulatedSchedule, TheSameSeedIsTheSameRun) {
+  races();
   const auto run = [&](int schedule, uint64_t seed) {
     machine(4, AR_DRIVE_STEPPED, schedule, seed);
     ar_emulated_trace(1);
