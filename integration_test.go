@@ -231,7 +231,7 @@ func TestSchedules(t *testing.T) {
 	if testing.Short() {
 		seeds = 4
 	}
-	for _, schedule := range []device.Schedule{device.FIFO, device.Random, device.Adversarial} {
+	for _, schedule := range []device.Schedule{device.FIFO, device.Random, device.Adversarial, device.Priorities} {
 		t.Run(schedule.String(), func(t *testing.T) {
 			for seed := range uint64(seeds) {
 				m := device.DefaultMachine(2)

@@ -48,11 +48,12 @@ const (
 	FIFO        Schedule = 0 // earliest simulated time first: times mean something
 	Random      Schedule = 1 // any ready operation, by seed
 	Adversarial Schedule = 2 // the latest possible: newest first, copies last, one device starved by seed
+	Priorities  Schedule = 3 // PCT: random priorities of streams and blocks that drop now and then, by seed
 )
 
-var scheduleNames = []string{"fifo", "random", "adversarial"}
+var scheduleNames = []string{"fifo", "random", "adversarial", "priorities"}
 
-// String gives "fifo", "random" or "adversarial".
+// String gives "fifo", "random", "adversarial" or "priorities".
 func (s Schedule) String() string { return nameOf(scheduleNames, int32(s)) }
 
 // MarshalText writes the name.
@@ -77,7 +78,7 @@ type Machine struct {
 	HopMicros    float64         `json:"hop_us,omitempty"`     // an event of one device seen by another; default 2.8
 	FlagMicros   float64         `json:"flag_us,omitempty"`    // a flag through pinned memory, one way; default 1.6
 	Drive        Drive           `json:"drive,omitempty"`      // "background" or "stepped"
-	Schedule     Schedule        `json:"schedule,omitempty"`   // "fifo", "random" or "adversarial"
+	Schedule     Schedule        `json:"schedule,omitempty"`   // "fifo", "random", "adversarial" or "priorities"
 	Seed         uint64          `json:"seed,omitempty"`       // of the schedule; default 1
 }
 
@@ -230,7 +231,7 @@ func (m Machine) Validate() error {
 		refuse("drive", int32(m.Drive), "background, stepped")
 	}
 	if int(m.Schedule) < 0 || int(m.Schedule) >= len(scheduleNames) {
-		refuse("schedule", int32(m.Schedule), "fifo, random, adversarial")
+		refuse("schedule", int32(m.Schedule), "fifo, random, adversarial, priorities")
 	}
 	return err
 }

@@ -54,6 +54,7 @@ void World::admit(Device& d, double at) {
 
 void World::run_block(Lock& l, BlockRun& r) {
   current = &r;
+  r.op->kernel->begun = true;
   r.state = BlockState::runnable;
   unlocked(l, [&] { fibers.resume(r.fiber); });
   current = nullptr;
@@ -136,9 +137,9 @@ static void emit(std::vector<BufferedStore>& stores, size_t i) {
   stores.erase(stores.begin() + static_cast<std::ptrdiff_t>(i));
 }
 
-void World::flush_one(BlockRun& r, bool newest) {
+void World::flush_one(BlockRun& r, size_t store) {
   auto& stores = r.block.core.stores;
-  emit(stores, newest ? stores.size() - 1 : random_below(stores.size()));
+  emit(stores, store);
   version++;
   if (stores.empty() && r.state == BlockState::draining) {
     r.state = BlockState::finished;
@@ -184,7 +185,7 @@ void block_flush(Block& b) {
 void block_interrupt(Block& b) {
   World& w = world();
   BlockRun& r = *b.core.run;
-  if (!b.core.weak || w.random_below(2) == 0) return;
+  if (!b.core.weak || (w.schedule != AR_SCHEDULE_SCRIPTED && w.random_below(2) == 0)) return;
   r.state = BlockState::runnable;
   w.fibers.leave(r.fiber, false);
 }

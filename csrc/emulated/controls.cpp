@@ -24,7 +24,7 @@ static std::string complete(ar_emulated_machine* m) {
     return "machine.devices is " + std::to_string(m->devices) + "; 1.." + std::to_string(AR_EMULATED_MAX_DEVICES) +
            " are possible";
   if (m->drive != AR_DRIVE_BACKGROUND && m->drive != AR_DRIVE_STEPPED) return "machine.drive is no ar_emulated_drive";
-  if (m->schedule < AR_SCHEDULE_FIFO || m->schedule > AR_SCHEDULE_ADVERSARIAL)
+  if (m->schedule < AR_SCHEDULE_FIFO || m->schedule > AR_SCHEDULE_SCRIPTED)
     return "machine.schedule is no ar_emulated_schedule";
   ar_emulated_machine d;
   ar_emulated_defaults(&d, m->devices);
@@ -138,6 +138,20 @@ const char* ar_emulated_report(void) {
   static std::string shown;
   shown = g.w.report;
   return shown.c_str();
+}
+
+void ar_emulated_script(const int32_t* picks, int64_t n) {
+  AR_NS::Guard g;
+  g.w.script.assign(picks, picks + (picks != nullptr ? n : 0));
+  g.w.choices.clear();
+  g.w.scripted = 0;
+}
+
+int64_t ar_emulated_script_read(int32_t* choices, int64_t n) {
+  AR_NS::Guard g;
+  const int64_t have = static_cast<int64_t>(g.w.choices.size());
+  for (int64_t i = 0; i < n && i < have; i++) choices[i] = g.w.choices[static_cast<size_t>(i)];
+  return have;
 }
 
 int64_t ar_emulated_hazards(void) {

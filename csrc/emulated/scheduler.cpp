@@ -7,8 +7,6 @@
 
 namespace AR_NS {
 
-enum class Act { none, end_flight, flow, end_kernel, run_block, poll, flush, start, expire };
-
 // splitmix64
 uint64_t World::random() {
   uint64_t z = (rng += 0x9e3779b97f4a7c15ull);
@@ -103,41 +101,87 @@ bool World::step_fifo(Lock& l) {
   return true;
 }
 
-struct Choice {
-  Act act;
-  size_t index;
-  int rank;  // adversarial: lower comes first
-  uint64_t newness;
-  int device;
-};
+static uint64_t agent_of(const Op& op) { return static_cast<uint64_t>(op.line) << 16; }
+static uint64_t agent_of(const BlockRun& r) { return agent_of(*r.op) | static_cast<uint64_t>(r.block.core.index + 1); }
 
 bool World::step_seeded(Lock& l) {
-  std::vector<Choice> choices;
+  const bool scripted_run = schedule == AR_SCHEDULE_SCRIPTED;
+  std::vector<Choice> all;
+  for (size_t i = 0; i < ready.size(); i++)
+    if (engine_free(*ready[i])) all.push_back({Act::start, i, 1, ready[i]->id, ready[i]->device, agent_of(*ready[i])});
+  for (size_t i = 0; i < kernels.size(); i++)
+    if (kernels[i]->kernel->ending)
+      all.push_back({Act::end_kernel, i, 3, kernels[i]->id, kernels[i]->device, agent_of(*kernels[i])});
+  if (scripted_run)  // a kernel without flags is one step
+    for (size_t i = 0; i < blocks.size(); i++) {
+      const BlockRun& r = *blocks[i];
+      if (!r.op->work->talks && r.op->kernel->begun && r.state == BlockState::runnable)
+        all.push_back({Act::run_block, i, 0, r.id, r.op->device, agent_of(r)});
+    }
+  if (scripted_run && !all.empty()) {  // at once: see ar_emulated_script
+    take(l, all.front());
+    return true;
+  }
   for (size_t i = 0; i < blocks.size(); i++) {
     const BlockRun& r = *blocks[i];
+    // The first block stands for the kernel.
+    if (scripted_run && !r.op->work->talks && i > 0 && blocks[i - 1]->op == r.op) continue;
     const bool looks = r.state == BlockState::spinning && r.seen_version != version;
-    if (r.state == BlockState::runnable) choices.push_back({Act::run_block, i, 0, r.id, r.op->device});
-    if (looks) choices.push_back({Act::poll, i, 0, r.id, r.op->device});
-    if (!r.block.core.stores.empty()) choices.push_back({Act::flush, i, 2, r.id, r.op->device});
+    if (r.state == BlockState::runnable) all.push_back({Act::run_block, i, 0, r.id, r.op->device, agent_of(r)});
+    if (looks) all.push_back({Act::poll, i, 0, r.id, r.op->device, agent_of(r)});
+    const size_t stores = scripted_run ? r.block.core.stores.size() : std::min<size_t>(1, r.block.core.stores.size());
+    for (size_t k = 0; k < stores; k++)
+      all.push_back({Act::flush, i, 2, r.id, r.op->device, agent_of(r) | uint64_t{1} << 63, k});
   }
-  for (size_t i = 0; i < ready.size(); i++)
-    if (engine_free(*ready[i])) choices.push_back({Act::start, i, 1, ready[i]->id, ready[i]->device});
-  for (size_t i = 0; i < kernels.size(); i++)
-    if (kernels[i]->kernel->ending) choices.push_back({Act::end_kernel, i, 3, kernels[i]->id, kernels[i]->device});
   for (size_t i = 0; i < flights.size(); i++)
-    choices.push_back({Act::end_flight, i, 4, flights[i]->id, flights[i]->device});
-  if (choices.empty()) return false;
-  size_t pick = random_below(choices.size());
+    all.push_back({Act::end_flight, i, 4, flights[i]->id, flights[i]->device, agent_of(*flights[i])});
+  if (all.empty()) return false;
+  take(l, all[pick(all)]);
+  return true;
+}
+
+size_t World::pick(const std::vector<Choice>& all) {
+  if (schedule == AR_SCHEDULE_PRIORITIES) return pick_by_priority(all);
+  if (schedule == AR_SCHEDULE_SCRIPTED) return pick_by_script(all);
+  size_t pick = random_below(all.size());
   if (schedule == AR_SCHEDULE_ADVERSARIAL) {
     // Newest first, copies last, one device (another from time to time) only when nothing else can run; now and then
     // anything, so that seeds differ.
     if (random_below(256) == 0) starved = static_cast<int>(random_below(devices.size()));
     const auto key = [&](const Choice& c) { return std::make_tuple(c.device == starved, c.rank, ~c.newness); };
     if (random_below(16) != 0)
-      for (size_t i = 0; i < choices.size(); i++)
-        if (key(choices[i]) < key(choices[pick])) pick = i;
+      for (size_t i = 0; i < all.size(); i++)
+        if (key(all[i]) < key(all[pick])) pick = i;
   }
-  const Choice c = choices[pick];
+  return pick;
+}
+
+// PCT (Burckhardt et al. 2010): the highest priority runs; about every kBetweenDrops steps the one that runs falls below all
+// others. A bug that needs d changes of turn at the right places is met with a probability that falls with d, not with the
+// number of interleavings.
+size_t World::pick_by_priority(const std::vector<Choice>& all) {
+  constexpr uint64_t kBetweenDrops = 100, kFirst = uint64_t{1} << 62;
+  const auto priority = [&](const Choice& c) -> uint64_t& {
+    const auto [at, fresh] = priorities.emplace(c.agent, 0);
+    if (fresh) at->second = kFirst + (random() >> 2);
+    return at->second;
+  };
+  size_t best = 0;
+  for (size_t i = 1; i < all.size(); i++)
+    if (priority(all[i]) > priority(all[best])) best = i;
+  if (random_below(kBetweenDrops) == 0) priority(all[best]) = kFirst - 1 - lowest++;
+  return best;
+}
+
+size_t World::pick_by_script(const std::vector<Choice>& all) {
+  if (all.size() == 1) return 0;
+  choices.push_back(static_cast<int32_t>(all.size()));
+  const size_t at = scripted++;
+  const int32_t pick = at < script.size() ? script[at] : 0;
+  return static_cast<size_t>(std::clamp<int32_t>(pick, 0, static_cast<int32_t>(all.size()) - 1));
+}
+
+void World::take(Lock& l, const Choice& c) {
   switch (c.act) {
     case Act::run_block:
       now_us = std::max(now_us, blocks[c.index]->block.core.clock_us);
@@ -148,9 +192,13 @@ bool World::step_seeded(Lock& l) {
           blocks[c.index]->state == BlockState::runnable && blocks[c.index]->id == c.newness)
         run_block(l, *blocks[c.index]);
       break;
-    case Act::flush:
-      flush_one(*blocks[c.index], schedule == AR_SCHEDULE_ADVERSARIAL);
+    case Act::flush: {
+      const size_t n = blocks[c.index]->block.core.stores.size();
+      flush_one(*blocks[c.index], schedule == AR_SCHEDULE_SCRIPTED      ? c.store
+                                  : schedule == AR_SCHEDULE_ADVERSARIAL ? n - 1
+                                                                        : random_below(n));
       break;
+    }
     case Act::start: {
       OpRef op = ready[c.index];
       start(l, op, std::max(now_us, op->ready_us));
@@ -170,7 +218,6 @@ bool World::step_seeded(Lock& l) {
     default:
       break;
   }
-  return true;
 }
 
 // Nothing is left but blocks that wait: lets simulated time pass until the first of their deadlines. False: there is

@@ -95,6 +95,10 @@ void World::build(const ar_emulated_machine& m) {
   now_us = flow_us = 0;
   rng = m.seed * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull;
   starved = static_cast<int>(random_below(static_cast<uint64_t>(m.devices)));
+  priorities.clear();
+  lowest = 0;
+  choices.clear();
+  scripted = 0;
   idle_queries = 0;
   reported_residency = false;
   for (int64_t& f : fault) f = 0;

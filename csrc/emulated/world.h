@@ -98,6 +98,7 @@ struct KernelRun {
   std::vector<int> order;  // blocks not yet resident, last first
   int live = 0;
   double end_us = 0;
+  bool begun = false;   // a block has run
   bool ending = false;  // all blocks are done; the kernel ends at end_us
   Knowledge clock;      // what its blocks knew at their ends
 };
@@ -203,6 +204,18 @@ struct Device {
   Code lost = kOk;                       // sticky
 };
 
+enum class Act { none, end_flight, flow, end_kernel, run_block, poll, flush, start, expire };
+// What can happen next under a seeded schedule.
+struct Choice {
+  Act act;
+  size_t index;
+  int rank;  // adversarial: lower comes first
+  uint64_t newness;
+  int device;
+  uint64_t agent;    // the stream or block whose turn it would be
+  size_t store = 0;  // flush, scripted: which
+};
+
 struct HostThread {
   int waiting = 0;
   Clock::time_point last;
@@ -253,6 +266,10 @@ struct World {
   double flow_us = 0;  // flights' `left` is as of this time
   uint64_t rng = 0;
   int starved = 0;
+  std::unordered_map<uint64_t, uint64_t> priorities;  // by stream or block
+  uint64_t lowest = 0;                                // the priority that the next to fall gets
+  std::vector<int32_t> script, choices;
+  size_t scripted = 0;  // picks used
 
   // drives
   std::thread worker;
@@ -324,7 +341,7 @@ struct World {
   void admit(Device& d, double at);
   void run_block(Lock& l, BlockRun& r);
   bool poll(Lock& l, BlockRun& r, bool last_chance);
-  void flush_one(BlockRun& r, bool newest);
+  void flush_one(BlockRun& r, size_t store);
   void retire(BlockRun& r);
 
   // scheduler.cpp
@@ -333,6 +350,10 @@ struct World {
   bool step(Lock& l);
   bool step_fifo(Lock& l);
   bool step_seeded(Lock& l);
+  void take(Lock& l, const Choice& c);
+  size_t pick(const std::vector<Choice>& choices);
+  size_t pick_by_priority(const std::vector<Choice>& choices);
+  size_t pick_by_script(const std::vector<Choice>& choices);
   bool poll_waiters(Lock& l);
   bool jump(Lock& l);
   void work_loop();

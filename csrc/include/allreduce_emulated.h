@@ -19,9 +19,12 @@ typedef enum ar_emulated_drive {
 } ar_emulated_drive;
 
 typedef enum ar_emulated_schedule {
-  AR_SCHEDULE_FIFO = 0,       /* earliest simulated time first: times mean something */
-  AR_SCHEDULE_RANDOM = 1,     /* any ready operation, by seed */
-  AR_SCHEDULE_ADVERSARIAL = 2 /* the latest possible: newest first, copies last, one device starved by seed */
+  AR_SCHEDULE_FIFO = 0,        /* earliest simulated time first: times mean something */
+  AR_SCHEDULE_RANDOM = 1,      /* any ready operation, by seed */
+  AR_SCHEDULE_ADVERSARIAL = 2, /* the latest possible: newest first, copies last, one device starved by seed */
+  AR_SCHEDULE_PRIORITIES = 3,  /* PCT: every stream and block has a random priority, which drops now and then: finds
+                                  what needs few but far apart changes of turn */
+  AR_SCHEDULE_SCRIPTED = 4     /* the caller's picks (ar_emulated_script): to go through every schedule there is */
 } ar_emulated_schedule;
 
 /* One device. Rates are GB/s (10^9 bytes per second); 0 takes the default: the reference machine's, a PCIe 5 x16
@@ -93,6 +96,15 @@ AR_API const char* ar_emulated_order_name(int32_t order_id);
 AR_API const char* ar_emulated_order_text(int32_t order_id);
 /* How often an ordering primitive was passed since the machine was configured. */
 AR_API int64_t ar_emulated_order_count(int32_t order_id);
+
+/* For AR_SCHEDULE_SCRIPTED: where several things can happen next, picks[i] (then 0, beyond n) is which one does, counted
+ * over such points only. What can be picked: which copy ends, which block runs on (a kernel without flags: all of it), which
+ * waiting block looks again, which store becomes visible. Copies and kernels start as soon as they may, the worst there is: a copy's destination holds
+ * poison from then on. */
+AR_API void ar_emulated_script(const int32_t* picks, int64_t n);
+/* How many choices there were at each point so far, up to n of them; returns the number of points. Going through all
+ * sequences of picks below these numbers goes through every schedule. */
+AR_API int64_t ar_emulated_script_read(int32_t* choices, int64_t n);
 
 /* One finished operation, for timelines. */
 typedef struct ar_emulated_record {

@@ -178,7 +178,8 @@ class Conformance : public ::testing::TestWithParam<Setting> {
 const Setting kSettings[] = {{"background", AR_DRIVE_BACKGROUND, AR_SCHEDULE_FIFO},
                              {"stepped", AR_DRIVE_STEPPED, AR_SCHEDULE_FIFO},
                              {"random", AR_DRIVE_STEPPED, AR_SCHEDULE_RANDOM},
-                             {"adversarial", AR_DRIVE_STEPPED, AR_SCHEDULE_ADVERSARIAL}};
+                             {"adversarial", AR_DRIVE_STEPPED, AR_SCHEDULE_ADVERSARIAL},
+                             {"priorities", AR_DRIVE_STEPPED, AR_SCHEDULE_PRIORITIES}};
 #else
 const Setting kSettings[] = {{"cuda", 0, 0}};
 #endif

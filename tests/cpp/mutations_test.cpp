@@ -73,7 +73,7 @@ std::string workload(uint64_t seed, int schedule, int mutant) {
 constexpr uint64_t kSeeds = 24;
 
 TEST(Mutations, NothingTakenOutPasses) {
-  for (int schedule : {AR_SCHEDULE_FIFO, AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL})
+  for (int schedule : {AR_SCHEDULE_FIFO, AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL, AR_SCHEDULE_PRIORITIES})
     for (uint64_t seed = 0; seed < kSeeds; seed++)
       ASSERT_EQ(workload(seed, schedule, 0), "") << "schedule " << schedule << " seed " << seed;
 }
@@ -83,7 +83,7 @@ TEST_P(Mutant, IsNoticed) {
   const int id = GetParam();
   std::string how;
   for (uint64_t seed = 0; seed < kSeeds && how.empty(); seed++)
-    for (int schedule : {AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL, AR_SCHEDULE_FIFO}) {
+    for (int schedule : {AR_SCHEDULE_FIFO, AR_SCHEDULE_RANDOM, AR_SCHEDULE_ADVERSARIAL, AR_SCHEDULE_PRIORITIES}) {
       how = workload(seed, schedule, id);
       if (how.empty()) continue;
       std::cout << ar_emulated_order_name(id) << " is missed: schedule " << schedule << " seed " << seed << ": " << how

@@ -239,6 +239,6 @@ TEST_P(Seeds, Soup) {
     if (HasFatalFailure()) return;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Schedules, Seeds, testing::Combine(testing::Values(0, 1, 2), testing::Values(0, 1, 2, 3)));
+INSTANTIATE_TEST_SUITE_P(Schedules, Seeds, testing::Combine(testing::Values(0, 1, 2, 3), testing::Values(0, 1, 2, 3)));
 
 }  // namespace
