@@ -59,7 +59,8 @@ typedef struct ar_emulated_machine {
   int32_t schedule; /* ar_emulated_schedule */
   uint64_t seed;
   int32_t unchecked; /* 1: no hazard checker (for tests that race on purpose) */
-  int32_t reserved;
+  int32_t lifetimes; /* 1: a stream or event destroyed before the host waited for its work is a hazard too (CUDA lets
+                        that work finish, so by default it is none) */
 } ar_emulated_machine;
 
 /* Fills *machine with the defaults: n devices, no peer access, background drive. */

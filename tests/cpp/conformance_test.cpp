@@ -54,6 +54,7 @@ struct Exchange {
     bool failed = false;
     b.lead([&] {
       failed = spin(b, Order::none, limit, peer_flag, [&] { return load_flag(b, peer_flag) == epoch; }) != Spin::ready;
+      fence_sys(b, Order::none);
     });
     if (b.any(failed)) return;
     b.reads(peers, n * 16);
@@ -372,7 +373,7 @@ TEST_P(Conformance, DevicesAndStreamsMustFit) {
   GOOD(event_record(there, other));  // whatever device is current
   GOOD(stream_wait(a_, there));
   GOOD(copy_async(words_, pinned_, 4, CopyKind::host_to_device, other));
-  GOOD(fill_async(words_, 1, 4, a_));
+  GOOD(fill_async(words_ + 1, 1, 4, a_));
   GOOD(stream_synchronize(other));
   GOOD(stream_synchronize(a_));
   GOOD(event_destroy(there));

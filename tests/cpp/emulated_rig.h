@@ -31,6 +31,7 @@ class Emulated : public ::testing::Test {
     m.drive = drive;
     m.schedule = schedule;
     m.seed = seed;
+    m.lifetimes = 1;
     m.unchecked = races_on_purpose ? 1 : 0;
     configure(m);
   }

@@ -24,7 +24,7 @@ TEST_F(Emulated, ImpossibleMachinesAreRefused) {
   refused([](auto& m) { m.devices = 0; }, "devices");
   refused([](auto& m) { m.devices = 17; }, "devices");
   refused([](auto& m) { m.drive = 2; }, "drive");
-  refused([](auto& m) { m.schedule = 3; }, "schedule");
+  refused([](auto& m) { m.schedule = 5; }, "schedule");
   refused([](auto& m) { m.device[1].h2d_gbs = -1; }, "negative");
   refused([](auto& m) { m.host_gbs = 0.0 / 0.0; }, "negative");
   refused([](auto& m) { m.device[2].uplink = 3; }, "uplink");

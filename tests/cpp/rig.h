@@ -142,6 +142,7 @@ class Rig {
       machine.drive = m.drive;
       machine.schedule = m.schedule;
       machine.seed = m.seed;
+      machine.lifetimes = 1;
       if (m.tweak) m.tweak(machine);
       expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
     } else {
