@@ -452,17 +452,15 @@ int32_t Comm::close(ar_error*) {
   DeviceGuard guard;
   RelaxedCapture relaxed;
   latched(nullptr);  // keep a failure that is already there: Close's own abort must not hide it
-  ar_error ignored;
+  for (int r = 0; r < world_; r++) storage_->ends.push_back(eager_.lane[r].end);
   const auto settle = [&](std::chrono::milliseconds most) {
     const auto from = Clock::now();
-    while (!ends_passed(&ignored) && Clock::now() - from < most)
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (!passed(*storage_) && Clock::now() - from < most) std::this_thread::sleep_for(std::chrono::microseconds(50));
   };
   settle(std::chrono::milliseconds(failed_ ? 0 : 1000));
   closed_ = true;
   *board_.abort = 1;
   settle(std::chrono::milliseconds(200));
-  for (int r = 0; r < world_; r++) storage_->ends.push_back(eager_.lane[r].end);
   for (auto& t : transports_) t.reset();
   reap_later(std::move(storage_));
   reap();

@@ -179,6 +179,7 @@ class Comm : public ar_comm {
 
 // Frees storage of closed communicators that nothing uses any more; returns how many are left.
 size_t reap();
+bool passed(const Storage& storage);
 void reap_later(std::shared_ptr<Storage> storage);
 
 // The backend's entry points (backend.h); those of communicators are in comm.cpp, the rest in devices.cpp.

@@ -16,16 +16,6 @@ Reaper& reaper() {
   return *r;
 }
 
-bool passed(const Storage& s) {
-  for (const Mark& m : s.ends) {
-    if (!m.recorded) continue;
-    bool done = false;
-    const Code c = event_query(m.event, &done);
-    if (c == kOk && !done) return false;  // an error means a lost device: nothing will ever pass, free it
-  }
-  return true;
-}
-
 void free_all(Storage& s) {
   DeviceGuard guard;
   RelaxedCapture relaxed;
@@ -48,6 +38,25 @@ void free_all(Storage& s) {
   s = Storage{};
 }
 }  // namespace
+
+// Whether nothing enqueued uses it any more.
+bool passed(const Storage& s) {
+  for (const Mark& m : s.ends) {
+    if (!m.recorded) continue;
+    bool done = false;
+    const Code c = event_query(m.event, &done);
+    if (c == kOk && !done) return false;  // an error means a lost device: nothing will ever pass, free it
+  }
+  // A call that failed half-way left work on streams of our own that no end event stands for.
+  for (Stream stream : s.streams) {
+    CaptureInfo info;
+    bool done = false;
+    if (capture_info(stream, &info) != kOk) continue;
+    if (info.state != Capturing::none) return false;
+    if (stream_query(stream, &done) == kOk && !done) return false;
+  }
+  return true;
+}
 
 void reap_later(std::shared_ptr<Storage> s) {
   std::lock_guard<std::mutex> lock(reaper().mutex);

@@ -108,6 +108,7 @@ bool World::poll(Lock& l, BlockRun& r, bool expire) {
     return true;
   }
   if (!go) return false;
+  if (r.result != Spin::ready) undefined = next_op;
   r.state = BlockState::runnable;
   BlockCore& c = r.block.core;
   c.clock_us = std::max(c.clock_us, now_us);
@@ -193,8 +194,11 @@ void block_interrupt(Block& b) {
 Spin block_wait(Block& b, Order o, const SpinLimit& limit, const void* address, bool (*holds)(void*), void* pred) {
   BlockRun& r = *b.core.run;
   // As on a GPU, the abort word is seen although the wait just began.
-  if (limit.abort != nullptr && __atomic_load_n(limit.abort, __ATOMIC_ACQUIRE) != 0) return Spin::aborted;
   World& w = world();
+  if (limit.abort != nullptr && __atomic_load_n(limit.abort, __ATOMIC_ACQUIRE) != 0) {
+    w.undefined = w.next_op;
+    return Spin::aborted;
+  }
   r.order = o;
   r.limit = limit;
   r.address = address;

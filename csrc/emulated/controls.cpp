@@ -98,6 +98,21 @@ void ar_emulated_fail(int32_t call, int64_t nth) {
   if (call >= 0 && call < AR_CALL_KINDS) g.w.fault[call] = nth > 0 ? nth : 0;
 }
 
+int64_t ar_emulated_fail_left(int32_t call) {
+  AR_NS::Guard g;
+  return call >= 0 && call < AR_CALL_KINDS ? g.w.fault[call] : 0;
+}
+
+void ar_emulated_drop_store(int32_t flag, int64_t nth) {
+  AR_NS::Guard g;
+  AR_NS::g_orders.drop[flag != 0].store(nth);
+}
+
+void ar_emulated_lose(int32_t device, int64_t after) {
+  AR_NS::Guard g;
+  if (device >= 0 && device < g.w.machine.devices) g.w.devices[static_cast<size_t>(device)].lose_after = after;
+}
+
 void ar_emulated_mutate(int32_t order_id) { AR_NS::g_orders.mutated.store(order_id); }
 
 const char* ar_emulated_order_name(int32_t order_id) {

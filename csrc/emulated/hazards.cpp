@@ -143,7 +143,7 @@ void World::check(const Op& op, BlockRun* block, Allocation& a, uintptr_t from, 
   me.name = op.work->name;
   const Knowledge& clock = talks ? block->knows.clock : op.clock;
   const auto ordered = [&](const Seen& s, const std::vector<uint32_t>& known) {
-    if (s.line < 0) return true;
+    if (s.line < 0 || s.op < undefined || me.op < undefined) return true;
     if (s.op == me.op && !talks) return s.block == me.block;
     if (flagged && Knowledge::has(block->knows.words, s.line, s.step)) return true;
     return Knowledge::has(known, s.line, s.step);

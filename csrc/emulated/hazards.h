@@ -10,6 +10,9 @@
 // value before a later store can be seen), not that the writes before it have arrived. And a flag seen tells of the
 // writes behind it only once the reader has passed a fence. What a kernel's end, a copy's end and an event tell is both.
 //
+// Once a wait has expired or was aborted, outputs are undefined (spec 6): of the ops enqueued before that nothing more is
+// reported.
+//
 // What it does not see: threads of one block against each other (compute-sanitizer's racecheck and TSan do), memory that is
 // not the emulated machine's, and which of two host threads called first (the host is one timeline: a call that has
 // returned is before one made later).

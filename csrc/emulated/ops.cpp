@@ -48,6 +48,7 @@ void World::submit(const OpRef& op) {
 
 Code World::enqueue(StreamState& s, WorkRef work, OpRef* made) {
   if (s.capture != nullptr) return capture_op(s, std::move(work));
+  if (devices[static_cast<size_t>(s.device)].gone) return devices[static_cast<size_t>(s.device)].lost;
   OpRef op = make_op(std::move(work), s.device, s.handle, line_of_stream(s));
   need(op, s.tail, 0);
   s.tail = op;
@@ -76,6 +77,11 @@ void World::start(Lock& l, const OpRef& op, double at) {
   }
   Device& d = devices[static_cast<size_t>(op->device)];
   const Work& work = *op->work;
+  if (d.lose_after >= 0 && work.kind != WorkKind::marker && d.lose_after-- == 0) lose(op->device, at);
+  if (d.gone) {
+    finish(op, at);
+    return;
+  }
   switch (work.kind) {
     case WorkKind::marker:
       finish(op, at);
@@ -148,6 +154,37 @@ void World::start(Lock& l, const OpRef& op, double at) {
     version++;
   }
   flights.push_back(op);
+}
+
+// As after a fault of a real GPU: what ran is gone, what waits for it goes on.
+void World::lose(int device, double at) {
+  Device& d = devices[static_cast<size_t>(device)];
+  d.gone = true;
+  d.lost = kLaunchFailure;
+  d.admitting.clear();
+  d.resident = 0;
+  for (size_t i = 0; i < blocks.size();) {
+    if (blocks[i]->op->device == device) {
+      fibers.give(blocks[i]->fiber);
+      blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      i++;
+    }
+  }
+  std::vector<OpRef> ended;
+  for (auto* running : {&kernels, &flights})
+    for (size_t i = 0; i < running->size();) {
+      if ((*running)[i]->device == device) {
+        ended.push_back((*running)[i]);
+        running->erase(running->begin() + static_cast<std::ptrdiff_t>(i));
+      } else {
+        i++;
+      }
+    }
+  for (OpRef& e : d.engine) e = nullptr;
+  for (const OpRef& op : ended) op->flight.reset();
+  set_rates();
+  for (const OpRef& op : ended) finish(op, at);
 }
 
 // The late effect: the source is read, and the bytes appear, only now.

@@ -209,6 +209,7 @@ Code stream_wait(Stream s, Event e) {
   StreamState* st = w.stream(s);
   if (ev == nullptr || st == nullptr) return kInvalidHandle;
   if (st->capture != nullptr || ev->capture != nullptr) return w.capture_wait(*st, *ev);
+  if (Device& d = w.devices[static_cast<size_t>(st->device)]; d.gone) return d.lost;
   if (ev->op == nullptr) return kOk;  // never recorded
   OpRef op = w.make_op(wait_marker(), st->device, st->handle, w.line_of_stream(*st));
   w.need(op, st->tail, 0);

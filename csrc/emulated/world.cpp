@@ -103,6 +103,7 @@ void World::build(const ar_emulated_machine& m) {
   reported_residency = false;
   for (int64_t& f : fault) f = 0;
   for (auto& p : g_orders.passes) p.store(0);
+  for (auto& d : g_orders.drop) d.store(0);
   report.clear();
   trace.clear();
   hosts.clear();
@@ -111,6 +112,7 @@ void World::build(const ar_emulated_machine& m) {
   block_lines.clear();
   host = Knowledge();
   hazards = 0;
+  undefined = 0;
 }
 
 void World::tear_down(Lock& l) {

@@ -202,6 +202,8 @@ struct Device {
   OpRef engine[3];                       // busy copy engines: host-to-device, device-to-host, device-to-device
   std::map<uint64_t, OpRef> unfinished;  // by op id
   Code lost = kOk;                       // sticky
+  int64_t lose_after = -1;               // ops to start before it is lost; -1: it stays
+  bool gone = false;                     // lost: its ops end without effect
 };
 
 enum class Act { none, end_flight, flow, end_kernel, run_block, poll, flush, start, expire };
@@ -250,6 +252,7 @@ struct World {
   std::vector<std::vector<Timeline>> block_lines;     // by timeline and block
   Knowledge host;                                     // what host calls have waited for
   int64_t hazards = 0;
+  uint64_t undefined = 0;  // of the ops before this one, some wait expired: what they do is undefined, and no hazard
 
   // ops
   uint64_t next_op = 1;
@@ -327,6 +330,7 @@ struct World {
   Code enqueue(StreamState& s, WorkRef work, OpRef* made = nullptr);
   void start(Lock& l, const OpRef& op, double at);
   void finish(const OpRef& op, double at);
+  void lose(int device, double at);
   void end_flight(Lock& l, const OpRef& op, double at);
   bool engine_free(const Op& op) const;
   template <class F>

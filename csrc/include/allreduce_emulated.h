@@ -90,6 +90,17 @@ typedef enum ar_emulated_call {
 /* The nth next call of this kind (1 = the next) fails with a runtime error, once; 0 clears the fault. */
 AR_API void ar_emulated_fail(int32_t call, int64_t nth);
 
+/* How many calls of this kind are still to come before the fault; 0: it struck, or there is none. */
+AR_API int64_t ar_emulated_fail_left(int32_t call);
+
+/* The nth next store of a kernel for other processors never arrives: flag 1: of flags (4 bytes), flag 0: of 16 bytes of
+ * data, which in LL words carry flags. Once; nth 0 takes it back. */
+AR_API void ar_emulated_drop_store(int32_t flag, int64_t nth);
+
+/* The device is lost when it starts its next operation but `after`: what runs on it ends without effect, and so does
+ * whatever comes; calls on it return AR_ERR_DEVICE_LOST. Until the machine is configured anew. */
+AR_API void ar_emulated_lose(int32_t device, int64_t after);
+
 /* Takes one ordering primitive (csrc/order.h) out, so that a test can show that its absence is noticed; 0: none. */
 AR_API void ar_emulated_mutate(int32_t order_id);
 /* Name and one-sentence meaning of an ordering primitive, NULL past the last; ids start at 1. */

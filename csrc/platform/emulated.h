@@ -127,8 +127,15 @@ class RelaxedCapture {
 struct OrderState {
   std::atomic<int> mutated{0};
   std::atomic<int64_t> passes[static_cast<int>(Order::count)] = {};
+  std::atomic<int64_t> drop[2] = {};  // ar_emulated_drop_store: of data, of flags; counts down
 };
 extern OrderState g_orders;
+
+// Whether this store is the one that gets lost.
+inline bool store_dropped(int flag) {
+  std::atomic<int64_t>& n = g_orders.drop[flag];
+  return n.load(std::memory_order_relaxed) > 0 && n.fetch_sub(1, std::memory_order_relaxed) == 1;
+}
 
 inline bool ordered(Order o) {
   return o == Order::none || g_orders.mutated.load(std::memory_order_relaxed) != static_cast<int>(o);
@@ -271,6 +278,7 @@ inline Vec16 load_sys(Block& b, const Vec16* p) {
 }
 inline void store_sys(Block& b, Vec16* p, const Vec16& v) {
   block_aligned(b, p, 16);
+  if (store_dropped(0)) return;
   if (b.core.weak) return block_buffer(b, p, &v, 16);
   uint64_t half[2];
   std::memcpy(half, &v, 16);
@@ -286,7 +294,7 @@ inline uint32_t load_flag(Block& b, const uint32_t* p) {
 }
 inline void store_flag(Block& b, Order o, uint32_t* p, uint32_t v) {
   block_aligned(b, p, 4);
-  if (!order_pass(o)) return;
+  if (!order_pass(o) || store_dropped(1)) return;
   if (b.core.weak) {
     block_buffer(b, p, &v, 4);
     block_interrupt(b);

@@ -152,14 +152,12 @@ class Rig {
         std::exit(1);
       }
     }
-    std::vector<int32_t> devices;
-    for (int r = 0; r < ranks; r++) devices.push_back(r % count);
-    devices_.assign(devices.begin(), devices.end());
-    ar_options o{};
+    for (int r = 0; r < ranks; r++) devices_.push_back(r % count);
+    ar_options& o = options_;
     o.size = sizeof(o);
     o.backend = B;
     o.world = ranks;
-    o.devices = devices.data();
+    o.devices = devices_.data();
     o.ring_bytes = ring;
     o.chunk_bytes = chunk;
     o.blocks = blocks;
@@ -177,6 +175,24 @@ class Rig {
     for (auto* events : {&events_, &other_events_})
       for (size_t r = 0; r < events->size(); r++) ar_event_destroy(B, devices_[r], (*events)[r], &e);
     for (int r = 0; r < ranks_; r++) ar_stream_destroy(B, device(r), streams[static_cast<size_t>(r)], &e);
+  }
+  // Another communicator on the same devices; nothing of the one before is left.
+  void renew() {
+    ar_comm_free(comm);
+    if (B == AR_BACKEND_EMULATED) {
+      EXPECT_EQ(ar_emulated_live_objects(),
+                static_cast<int64_t>(owned_.size() + streams.size() + events_.size() + other_events_.size()))
+          << "of a closed communicator";
+    }
+    expect_ok(ar_comm_create(&options_, &comm, &e), e, "create");
+  }
+  // For streams left in an invalid capture.
+  void renew_streams() {
+    for (int r = 0; r < ranks_; r++) {
+      ar_stream_destroy(B, device(r), streams[static_cast<size_t>(r)], &e);
+      expect_ok(ar_stream_create(B, device(r), &streams[static_cast<size_t>(r)], &e), e, "stream");
+      for (Tensor& t : tensors_) t.bufs[static_cast<size_t>(r)].stream = streams[static_cast<size_t>(r)];
+    }
   }
   int device(int r) const { return devices_[static_cast<size_t>(r)]; }
   int ranks() const { return ranks_; }
@@ -330,9 +346,10 @@ class Rig {
     return p;
   }
   int ranks_;
+  ar_options options_{};
   std::mt19937_64 rng_;
   std::vector<std::pair<int, ar_ptr>> owned_;
-  std::vector<int> devices_;
+  std::vector<int32_t> devices_;
   std::vector<ar_event> events_, other_events_;  // one per rank, for fork and join
   std::vector<Tensor> tensors_;
 };
