@@ -463,7 +463,7 @@ int32_t Comm::close(ar_error*) {
   settle(std::chrono::milliseconds(200));
   for (auto& t : transports_) t.reset();
   reap_later(std::move(storage_));
-  reap();
+  reap_in_background();
   return AR_OK;
 }
 
@@ -490,6 +490,7 @@ int32_t comm_close(ar_comm* c, ar_error* e) { return self(c)->close(e); }
 int32_t comm_free(ar_comm* c) {
   self(c)->close(nullptr);
   delete self(c);
+  reap_in_background();
   return AR_OK;
 }
 

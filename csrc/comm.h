@@ -179,6 +179,7 @@ class Comm : public ar_comm {
 
 // Frees storage of closed communicators that nothing uses any more; returns how many are left.
 size_t reap();
+void reap_in_background();  // what is still in use is freed by a thread, once it is not
 bool passed(const Storage& storage);
 void reap_later(std::shared_ptr<Storage> storage);
 

@@ -1,6 +1,14 @@
 // Memory, streams and events of a communicator, and the reaper that frees them when nothing uses them any more.
 // Included by all_*.cpp.
 #include "comm.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
 #include "transports/transport.h"
 
 namespace AR_NS {
@@ -10,9 +18,19 @@ namespace {
 struct Reaper {
   std::mutex mutex;
   std::vector<std::shared_ptr<Storage>> waiting;
+  std::mutex freeing;   // held while something is freed
+  bool runs = false;    // the thread lives; under mutex
+  bool ending = false;  // the process's exit handlers have run; under freeing
 };
 Reaper& reaper() {
-  static Reaper* r = new Reaper;  // never destroyed: a graph may drop its storage after main
+  static Reaper* r = [] {
+    auto* made = new Reaper;  // never destroyed: a graph may drop its storage after main
+    std::atexit([] {
+      std::lock_guard<std::mutex> lock(reaper().freeing);
+      reaper().ending = true;
+    });
+    return made;
+  }();
   return *r;
 }
 
@@ -79,8 +97,41 @@ size_t reap() {
     }
     left = all.size();
   }
-  for (auto& s : dead) free_all(*s);
+  if (!dead.empty()) {
+    std::lock_guard<std::mutex> lock(reaper().freeing);
+    for (auto& s : dead)
+      if (!reaper().ending) free_all(*s);
+  }
   return left;
+}
+
+// Lives while something waits to be freed, and looks at it with growing pauses. Not under the emulator's stepped drive,
+// where a look is a step of the schedule: there the next communicator that is made, closed or freed takes its place.
+static void reap_until_done() {
+  using namespace std::chrono_literals;
+  auto pause = 10ms;
+  for (;;) {
+    std::this_thread::sleep_for(pause);
+    pause = std::min<std::chrono::milliseconds>(2 * pause, 1000ms);
+    reap();
+    std::lock_guard<std::mutex> lock(reaper().mutex);
+    if (!reaper().waiting.empty()) continue;
+    reaper().runs = false;
+    return;
+  }
+}
+
+void reap_in_background() {
+  if (reap() == 0 || drive_is_stepped()) return;
+  std::lock_guard<std::mutex> lock(reaper().mutex);
+  if (reaper().runs || reaper().waiting.empty()) return;
+  // Signals are for the program's own threads: its handlers may expect their stacks (Go's do).
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  reaper().runs = true;
+  std::thread(reap_until_done).detach();
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
 int32_t Comm::runtime_error(Code code, int rank, const char* what, ar_error* e) const {

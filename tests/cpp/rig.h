@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -180,11 +182,13 @@ class Rig {
   void renew() {
     ar_comm_free(comm);
     if (B == AR_BACKEND_EMULATED) {
-      EXPECT_EQ(ar_emulated_live_objects(),
-                static_cast<int64_t>(owned_.size() + streams.size() + events_.size() + other_events_.size()))
-          << "of a closed communicator";
+      EXPECT_EQ(ar_emulated_live_objects(), own_objects()) << "of a closed communicator";
     }
     expect_ok(ar_comm_create(&options_, &comm, &e), e, "create");
+  }
+  // What this has made beside the communicator.
+  int64_t own_objects() const {
+    return static_cast<int64_t>(owned_.size() + streams.size() + events_.size() + other_events_.size());
   }
   // For streams left in an invalid capture.
   void renew_streams() {
@@ -282,6 +286,7 @@ class Rig {
     return bad;
   }
   std::vector<ar_buffer>& bufs(size_t i) { return tensors_[i].bufs; }
+  int path(size_t i) const { return tensors_[i].c.path; }
 
   // One graph over all devices: the other ranks' streams are forked from and joined to rank 0's. 0 if anything failed.
   template <class F>
