@@ -48,6 +48,7 @@ Timeline World::line_of_stream(StreamState& s) {
 void World::tell_host(const OpRef& op) {
   if (op == nullptr || op->told) return;
   op->told = true;
+  tsan_acquire(&op->state);
   host.join(op->clock);
 }
 

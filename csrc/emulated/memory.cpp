@@ -85,6 +85,7 @@ Code World::allocate(void** p, size_t bytes, MemoryKind kind, int device) {
 }
 
 void World::release(uintptr_t base) {
+  for (const Device& d : devices) tsan_acquire(&d.done);  // it was waited for
   auto it = memory.find(base);
   Allocation a = std::move(it->second);
   memory.erase(it);

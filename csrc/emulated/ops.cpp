@@ -14,12 +14,14 @@ OpRef World::make_op(WorkRef work, int device, uint64_t stream, Timeline line) {
   op->line = line;
   op->clock = host;
   op->ready_us = now_us;
+  tsan_release(&op->id);
   return op;
 }
 
 // An edge: `op` starts after `before` has ended. It joins times and clocks, here or in finish().
 void World::need(const OpRef& op, const OpRef& before, double lag) {
   if (before == nullptr) return;
+  if (kTsan) op->after.push_back(before);
   if (before->state == OpState::done) {
     op->ready_us = std::max(op->ready_us, before->end_us + lag);
     op->clock.join(before->clock);
@@ -65,6 +67,18 @@ static int engine_of(const Work& w) {
 bool World::engine_free(const Op& op) const {
   const int e = engine_of(*op.work);
   return e < 0 || devices[static_cast<size_t>(op.device)].engine[e] == nullptr;
+}
+
+// What an op does to memory: a copy, or a fill where from is null.
+void World::effect(const OpRef& op, void* to, const void* from, int byte, size_t bytes) {
+  if (kTsan) {
+    std::vector<const void*> before = {&op->id};
+    for (const OpRef& b : op->after) before.push_back(&b->state);
+    tsan.run(op->line, before.data(), before.size(), &op->state, &devices[static_cast<size_t>(op->device)].done, to,
+             from, byte, bytes);
+  } else if (bytes > 0) {
+    from != nullptr ? std::memcpy(to, from, bytes) : std::memset(to, byte, bytes);
+  }
 }
 
 void World::start(Lock& l, const OpRef& op, double at) {
@@ -150,7 +164,7 @@ void World::start(Lock& l, const OpRef& op, double at) {
   }
   // The destination holds nothing anyone may use until the end.
   if (work.to != work.from) {
-    unlocked(l, [&] { std::memset(work.to, kPoison, work.bytes); });
+    unlocked(l, [&] { effect(op, work.to, nullptr, kPoison, work.bytes); });
     version++;
   }
   flights.push_back(op);
@@ -192,11 +206,8 @@ void World::end_flight(Lock& l, const OpRef& op, double at) {
   flights.erase(std::find(flights.begin(), flights.end(), op));
   const Work& work = *op->work;
   unlocked(l, [&] {
-    if (work.kind == WorkKind::fill) {
-      std::memset(work.to, work.byte, work.bytes);
-    } else if (work.to != work.from) {
-      std::memcpy(work.to, work.from, work.bytes);
-    }
+    if (work.kind == WorkKind::fill || work.to != work.from)
+      effect(op, work.to, work.kind == WorkKind::fill ? nullptr : work.from, work.byte, work.bytes);
   });
   version++;
   if (op->flight->engine >= 0) devices[static_cast<size_t>(op->device)].engine[op->flight->engine] = nullptr;
@@ -210,6 +221,8 @@ void World::finish(const OpRef& op, double at) {
   op->state = OpState::done;
   now_us = std::max(now_us, at);
   op->needs.clear();
+  if (op->work->kind == WorkKind::marker) effect(op, nullptr, nullptr, 0, 0);
+  op->after.clear();
   if (op->kernel != nullptr) op->clock.join(op->kernel->clock);
   op->kernel.reset();
   for (auto& f : op->followers) {

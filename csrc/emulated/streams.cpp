@@ -106,6 +106,7 @@ Code device_synchronize() {
       }))
     return c;
   w.host.join(w.devices[static_cast<size_t>(device)].done);
+  tsan_acquire(&w.devices[static_cast<size_t>(device)].done);
   return w.devices[static_cast<size_t>(device)].lost;
 }
 

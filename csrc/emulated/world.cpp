@@ -118,6 +118,7 @@ void World::build(const ar_emulated_machine& m) {
 void World::tear_down(Lock& l) {
   stop_worker(l);
   while (executing) host_cv.wait(l);
+  for (const Device& d : devices) tsan_acquire(&d.done);
   // Chains of ops must not be destroyed recursively.
   std::vector<OpRef> all;
   for (Device& d : devices)
@@ -140,6 +141,7 @@ void World::tear_down(Lock& l) {
   graphs.clear();
   release_all();
   fibers.drain();
+  tsan.forget();
 }
 
 bool World::start_worker() {

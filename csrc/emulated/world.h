@@ -23,6 +23,7 @@
 #include "../platform/platform.h"
 #include "fiber.h"
 #include "hazards.h"
+#include "tsan.h"
 
 namespace AR_NS {
 
@@ -109,9 +110,10 @@ struct Op : std::enable_shared_from_this<Op> {
   int device = 0;
   uint64_t stream = 0;
   Timeline line = -1;
-  uint32_t step = 0;  // its accesses', on its line; 0: it has not started
-  Knowledge clock;    // while it waits and runs: what came before it; once done: that and what it did
-  bool told = false;  // the host knows of its end
+  uint32_t step = 0;         // its accesses', on its line; 0: it has not started
+  Knowledge clock;           // while it waits and runs: what came before it; once done: that and what it did
+  bool told = false;         // the host knows of its end
+  std::vector<OpRef> after;  // TSan: all that it needs, done or not
   OpState state = OpState::waiting;
   int missing = 0;
   std::vector<OpRef> needs;                         // for reports; dropped when done
@@ -252,6 +254,7 @@ struct World {
   std::vector<std::vector<Timeline>> block_lines;     // by timeline and block
   Knowledge host;                                     // what host calls have waited for
   int64_t hazards = 0;
+  TsanStreams tsan;
   uint64_t undefined = 0;  // of the ops before this one, some wait expired: what they do is undefined, and no hazard
 
   // ops
@@ -331,6 +334,7 @@ struct World {
   void start(Lock& l, const OpRef& op, double at);
   void finish(const OpRef& op, double at);
   void lose(int device, double at);
+  void effect(const OpRef& op, void* to, const void* from, int byte, size_t bytes);
   void end_flight(Lock& l, const OpRef& op, double at);
   bool engine_free(const Op& op) const;
   template <class F>

@@ -56,16 +56,15 @@ struct View {
 // Declares what a phase touches of elements [first, end), row by row: the gaps between rows may be another tensor's.
 template <class T>
 AR_DEVICE void declare(Block& b, const View& v, int64_t first, int64_t end, bool write) {
-  if (!kSimulated) return;
-  while (!v.contiguous && first / v.cols != (end - 1) / v.cols) {
-    const int64_t next = (first / v.cols + 1) * v.cols;
-    const int64_t bytes = (next - first) * static_cast<int64_t>(sizeof(typename T::Bits));
-    write ? b.writes(v.at<T>(first), bytes) : b.reads(v.at<T>(first), bytes);
-    first = next;
+  if constexpr (kSimulated) {
+    while (first < end) {
+      const int64_t row = v.contiguous ? end : (first / v.cols + 1) * v.cols;
+      const int64_t next = row < end ? row : end;
+      const int64_t bytes = (next - first) * static_cast<int64_t>(sizeof(typename T::Bits));
+      write ? b.writes(v.at<T>(first), bytes) : b.reads(v.at<T>(first), bytes);
+      first = next;
+    }
   }
-  const char* from = reinterpret_cast<const char*>(v.at<T>(first));
-  const char* to = reinterpret_cast<const char*>(v.at<T>(end - 1)) + sizeof(typename T::Bits);
-  write ? b.writes(from, to - from) : b.reads(from, to - from);
 }
 
 // K consecutive elements from first on, as F32; those at and past `end` read as +0. first is a multiple of K.
