@@ -103,14 +103,6 @@ func newBench(s *session, job *runJob, payload int64) (*bench, error) {
 	return b, nil
 }
 
-func (b *bench) malloc(dev int, bytes int64) (device.Ptr, error) {
-	p, err := b.driver.Malloc(dev, bytes)
-	if err == nil {
-		b.later(func() { _ = b.driver.Free(dev, p) })
-	}
-	return p, err
-}
-
 // run warms up, then measures and checks. tick is called after each batch with the iterations it had.
 func (b *bench) run(ctx context.Context, tick func(int)) (m measured, err error) {
 	for i := range warmUps {

@@ -21,6 +21,7 @@ import (
 var commands = []func(streams) *cobra.Command{
 	newRunCommand,
 	newPerfCommand,
+	newSoakCommand,
 	newPerfChildCommand,
 	newEnvCommand,
 	newVersionCommand,

@@ -100,25 +100,11 @@ func openRig(driver device.Driver, job *perfJob, library string) (r *perfRig, er
 	return r, r.loadKernels()
 }
 
-func (r *perfRig) newComm(config allreduce.Config) (*allreduce.Comm, error) {
-	config.Backend = allreduce.BackendCUDA
-	if r.simulated() {
-		config.Backend = allreduce.BackendEmulated
-	}
-	comm, err := allreduce.New(config)
-	if err == nil {
-		r.later(func() { _ = comm.Close() })
-	}
-	return comm, err
-}
-
 func (r *perfRig) sideOf(comm *allreduce.Comm, v variant, name string) *side {
 	s := &side{session: *r.session, variant: v, name: name}
 	s.comm, s.cleanup = comm, nil
 	return s
 }
-
-func (r *perfRig) simulated() bool { return r.driver.Backend() == device.Emulated }
 
 // ncclSide gives NCCL with the wire that travels on our side; made once for each wire.
 func (r *perfRig) ncclSide(wire allreduce.Type) (*side, error) {

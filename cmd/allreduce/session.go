@@ -58,14 +58,9 @@ func openSessionWith(driver device.Driver, config allreduce.Config) (s *session,
 			s.close()
 		}
 	}()
-	config.Backend = allreduce.BackendCUDA
-	if driver.Backend() == device.Emulated {
-		config.Backend = allreduce.BackendEmulated
-	}
-	if s.comm, err = allreduce.New(config); err != nil {
+	if s.comm, err = s.newComm(config); err != nil {
 		return s, err
 	}
-	s.later(func() { _ = s.comm.Close() })
 	s.devices = s.comm.Devices()
 	for _, dev := range s.devices {
 		stream, err := driver.NewStream(dev)
@@ -77,6 +72,21 @@ func openSessionWith(driver device.Driver, config allreduce.Config) (s *session,
 	}
 	return s, nil
 }
+
+// newComm makes another communicator on the session's backend, closed by close.
+func (s *session) newComm(config allreduce.Config) (*allreduce.Comm, error) {
+	config.Backend = allreduce.BackendCUDA
+	if s.simulated() {
+		config.Backend = allreduce.BackendEmulated
+	}
+	comm, err := allreduce.New(config)
+	if err == nil {
+		s.later(func() { _ = comm.Close() })
+	}
+	return comm, err
+}
+
+func (s *session) simulated() bool { return s.driver.Backend() == device.Emulated }
 
 // later keeps what close does, in reverse order.
 func (s *session) later(f func()) { s.cleanup = append(s.cleanup, f) }
@@ -142,6 +152,15 @@ func (s *session) newEvents(dev, n int) ([]device.Event, error) {
 		s.later(func() { _ = s.driver.DestroyEvent(dev, event) })
 	}
 	return events, nil
+}
+
+// malloc allocates on a device; close frees.
+func (s *session) malloc(dev int, bytes int64) (device.Ptr, error) {
+	p, err := s.driver.Malloc(dev, bytes)
+	if err == nil {
+		s.later(func() { _ = s.driver.Free(dev, p) })
+	}
+	return p, err
 }
 
 // counted is "1 rank", "2 ranks".

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"gpu.example/allreduce/device"
+)
+
+const (
+	// Calls between two looks at the data; many are in flight then. Emulated devices take milliseconds for a large one.
+	batchCalls          = 2048
+	batchCallsSimulated = 64
+	// Batches between two captures: the graph in a slot is replaced.
+	recaptureEvery = 16
+	maxReplays     = 4 // of one graph in a row
+	idleShare      = 10
+)
+
+// soakState is a soak under way.
+type soakState struct {
+	*soakRig
+	report *soakReport
+	rng    *rand.Rand // decides what is done, by the seed alone
+	naps   *rand.Rand // decides when nothing is
+	graphs [graphSlots]*soakGraph
+	batch  []soakStep
+	napped time.Time // when the last idle gap ended
+}
+
+// soakStep is a part of a batch: a burst, or a graph and how often it was launched.
+type soakStep struct {
+	call    int64 // the first one
+	burst   *burst
+	graph   *soakGraph
+	repeats int
+}
+
+// soakAndReport runs the job and prints what came out, also where it could not be finished.
+func soakAndReport(ctx context.Context, s streams, f *soakFlags, job *soakJob) error {
+	report := newSoakReport(job)
+	printer := newSoakPrinter(s, !f.asJSON, job)
+	err := job.run(ctx, report, printer)
+	report.OK = err == nil && report.Finding == nil
+	if err != nil {
+		report.Error = oneLine(err)
+	}
+	printer.finish(report)
+	if f.asJSON {
+		err = errors.Join(err, writeJSON(s.out, report))
+	}
+	if f.jsonFile != "" {
+		err = errors.Join(err, writeJSONFile(f.jsonFile, report))
+	}
+	if err == nil && !report.OK {
+		return errFinding
+	}
+	return err
+}
+
+// run opens the devices and soaks. What fails before the first call is an error; what fails later is a finding.
+func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrinter) error {
+	driver, note, err := pickBackend(j.backend, j.ranks, j.devices)
+	if err != nil {
+		return err
+	}
+	if note != "" {
+		report.Warnings = append(report.Warnings, note)
+	}
+	emulated := driver.Backend() == device.Emulated
+	if j.mutate != "" && !emulated {
+		return errors.New("--mutate is for emulated devices; --backend emulated takes them")
+	}
+	if emulated {
+		if err := j.configureMachine(); err != nil {
+			return err
+		}
+	}
+	r, err := openSoak(driver, j)
+	defer r.close()
+	if err != nil {
+		return err
+	}
+	if err := report.begin(r); err != nil {
+		return err
+	}
+	printer.begin(report)
+	defer report.account(r)
+	if j.mutate != "" {
+		orders := device.Orders()
+		device.Mutate(orders[slices.IndexFunc(orders, func(o device.Order) bool { return o.Name == j.mutate })].ID)
+		defer device.Mutate(0)
+	}
+	s := &soakState{soakRig: r, report: report, rng: rand.New(rand.NewPCG(j.seed, 1)), naps: rand.New(rand.NewPCG(j.seed, 2)),
+		napped: time.Now()}
+	start := time.Now()
+	defer func() {
+		report.Seconds = round3(time.Since(start).Seconds())
+		s.destroyGraphs()
+	}()
+	for time.Since(start) < j.duration && (j.calls == 0 || report.Calls < j.calls) {
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		if err := s.oneBatch(ctx); err != nil || report.Finding != nil {
+			return err
+		}
+		report.Batches++
+		printer.tick(time.Since(start), report)
+	}
+	return nil
+}
+
+// oneBatch enqueues many calls, waits once and checks them all. It fails with what is no finding: no memory.
+func (s *soakState) oneBatch(ctx context.Context) error {
+	s.batch = s.batch[:0]
+	err := s.enqueueBatch(ctx)
+	failure := errors.Join(err, s.synchronize())
+	if s.simulated() {
+		s.report.Hazards = emulatedHazards()
+		if text := device.Report(); s.report.Hazards > 0 || text != "" {
+			s.found(&soakFinding{Kind: findingHazard, Call: s.report.Calls, Report: text})
+		}
+	}
+	if failure != nil {
+		if errors.Is(failure, device.ErrAlloc) {
+			return failure
+		}
+		s.found(&soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(failure)})
+		return nil
+	}
+	wrong, err := s.wrongElements()
+	if err != nil {
+		s.found(&soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(err)})
+		return nil
+	}
+	if wrong > 0 {
+		return s.locate(wrong)
+	}
+	return nil
+}
+
+// enqueueBatch draws what to do until the batch or the memory for its results is full.
+func (s *soakState) enqueueBatch(ctx context.Context) error {
+	if s.job.graph && s.report.Batches%recaptureEvery == 0 {
+		if err := s.recapture(int(s.report.Batches/recaptureEvery) % graphSlots); err != nil {
+			return err
+		}
+	}
+	limit := int64(batchCalls)
+	if s.simulated() {
+		limit = batchCallsSimulated
+	}
+	nap := s.rng.Int64N(limit) // where in the batch an idle gap may be; what is in flight ends in it
+	var used int64
+	for calls := int64(0); calls < limit; {
+		before := calls
+		g := s.graphs[s.rng.IntN(graphSlots)]
+		if g != nil && (!s.job.eager || s.rng.IntN(3) == 0) {
+			repeats := 1 + s.rng.IntN(maxReplays)
+			for range repeats {
+				if err := s.launch(g); err != nil {
+					return err
+				}
+			}
+			s.batch = append(s.batch, soakStep{call: s.report.Calls, graph: g, repeats: repeats})
+			s.report.countGraph(g, repeats)
+			calls += g.calls * int64(repeats)
+		} else if s.job.eager {
+			b, fits := s.draw(s.rng, used, s.space-used)
+			if !fits {
+				return nil
+			}
+			used += b.used()
+			if err := s.enqueue(&b); err != nil {
+				return err
+			}
+			s.batch = append(s.batch, soakStep{call: s.report.Calls, burst: &b})
+			s.report.countBurst(&b)
+			calls += int64(b.n)
+		} else {
+			calls++ // an empty slot
+		}
+		if before <= nap && nap < calls {
+			s.nap(ctx)
+		}
+	}
+	return nil
+}
+
+// nap leaves the devices idle for a while, in about a tenth of the time. It changes nothing of what is done.
+func (s *soakState) nap(ctx context.Context) {
+	if s.job.idle == 0 || time.Since(s.napped) < s.job.idle/2*(idleShare-1) {
+		return
+	}
+	gap := s.job.idle/10 + time.Duration(s.naps.Float64()*0.9*float64(s.job.idle))
+	select {
+	case <-time.After(gap):
+		s.report.IdleGaps++
+		s.report.IdleSeconds = round3(s.report.IdleSeconds + gap.Seconds())
+	case <-ctx.Done():
+	}
+	s.napped = time.Now()
+}
+
+// recapture puts a new graph into a slot; nothing is in flight. The first time it fills every slot.
+func (s *soakState) recapture(slot int) error {
+	for i := range s.graphs {
+		if i != slot && s.graphs[i] != nil {
+			continue
+		}
+		if old := s.graphs[i]; old != nil {
+			s.graphs[i] = nil
+			if err := s.driver.DestroyGraph(s.devices[0], old.handle); err != nil {
+				return err
+			}
+		}
+		g, err := s.capture(s.rng, i)
+		if err != nil {
+			return fmt.Errorf("capturing: %w", err)
+		}
+		s.graphs[i] = g
+		s.report.Graphs++
+	}
+	return nil
+}
+
+func (s *soakState) destroyGraphs() {
+	for _, g := range s.graphs {
+		if g != nil {
+			_ = s.driver.DestroyGraph(s.devices[0], g.handle)
+		}
+	}
+}
+
+// locate finds the wrong calls of a batch, whose comparisons counted wrong elements.
+func (s *soakState) locate(wrong int64) error {
+	var first *soakFinding
+	for _, step := range s.batch {
+		bursts, call := []burst(nil), step.call
+		if step.burst != nil {
+			bursts = []burst{*step.burst}
+		} else {
+			bursts = step.graph.bursts
+			call += int64(step.repeats-1) * step.graph.calls // what an earlier replay left is overwritten
+		}
+		for i := range bursts {
+			b := &bursts[i]
+			calls, found, equal, err := s.inspect(b)
+			if err != nil {
+				return err
+			}
+			s.report.Mismatches += calls
+			s.report.row(b).Mismatches += calls
+			if !equal {
+				s.report.row(b).RanksEqual = false
+			}
+			if found != nil && first == nil {
+				first = found
+				first.Call += call
+				if step.graph != nil {
+					first.Mode = modeGraph
+				}
+			}
+			call += int64(b.n)
+		}
+	}
+	if first == nil { // a replay that was followed by another one of the same graph
+		s.report.Mismatches++
+		first = &soakFinding{Kind: findingMismatch, Call: s.batch[0].call, Mode: modeGraph, Element: -1, Wrong: wrong,
+			Text: "in a replay of this batch, whose results a later replay of the same graph has overwritten; call is the batch's first"}
+	}
+	s.found(first)
+	return nil
+}
+
+// found keeps the first finding; a hazard is named before the mismatch it may have caused, but both belong together.
+func (s *soakState) found(f *soakFinding) {
+	if s.report.Finding != nil {
+		s.report.Also = append(s.report.Also, f.String())
+		return
+	}
+	f.Batch, f.Seed, f.Mutate = s.report.Batches, s.job.seed, s.job.mutate
+	f.Command = strings.Join(append(slices.Clone(s.job.command), fmt.Sprintf("--calls=%d", s.report.Calls)), " ")
+	if file := os.Getenv("GGML_CUDA_AR_EMULATED"); s.simulated() && file == "" {
+		f.Schedule = s.job.schedule.String()
+	}
+	s.report.Finding = f
+}
