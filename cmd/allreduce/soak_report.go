@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"gpu.example/allreduce"
+	"gpu.example/allreduce/device"
 )
 
 // soakReport is the JSON of `allreduce soak`.
@@ -148,7 +149,7 @@ func (r *soakReport) begin(rig *soakRig) error {
 	r.Warnings = append(r.Warnings, run.Warnings...)
 	r.Skipped = append(r.Skipped, rig.skipped...)
 	if r.Simulated {
-		r.Schedule = rig.job.schedule.String()
+		r.Schedule = device.CurrentMachine().Schedule.String()
 	}
 	return nil
 }

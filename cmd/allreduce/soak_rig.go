@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"gpu.example/allreduce"
 	"gpu.example/allreduce/device"
@@ -73,7 +74,7 @@ type wantKey struct {
 	op   allreduce.Op
 }
 
-// configureSoakMachine makes the emulated machine: stepped, and with peer access, so that every path can be had.
+// configureMachine makes the emulated machine: stepped, and with peer access, so that every path can be had.
 func (j *soakJob) configureMachine() error {
 	if os.Getenv("GGML_CUDA_AR_EMULATED") != "" {
 		return nil // the communicator makes the one of the file
@@ -129,7 +130,7 @@ func (r *soakRig) openLanes() error {
 			comm, err := r.newComm(config)
 			missing := errors.Is(err, allreduce.ErrUnsupported) || errors.Is(err, allreduce.ErrNCCL) || errors.Is(err, allreduce.ErrSetting)
 			if missing && r.job.anyPath && path != "auto" {
-				r.skipped = append(r.skipped, soakSkipped{path, oneLine(err)})
+				r.skipped = append(r.skipped, soakSkipped{path, strings.TrimPrefix(oneLine(err), "New: ")})
 				break
 			}
 			if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -288,8 +287,6 @@ func (s *soakState) found(f *soakFinding) {
 	}
 	f.Batch, f.Seed, f.Mutate = s.report.Batches, s.job.seed, s.job.mutate
 	f.Command = strings.Join(append(slices.Clone(s.job.command), fmt.Sprintf("--calls=%d", s.report.Calls)), " ")
-	if file := os.Getenv("GGML_CUDA_AR_EMULATED"); s.simulated() && file == "" {
-		f.Schedule = s.job.schedule.String()
-	}
+	f.Schedule = s.report.Schedule
 	s.report.Finding = f
 }
