@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 export CUDA AR_CUDA_ARCHS GO_TEST_FLAGS
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all run test test-cpp test-go sanitize lint format install gpu-bundle clean distclean help
+.PHONY: all run test test-cpp test-go sanitize fuzz lint format install gpu-bundle clean distclean help
 
 all: ## build/allreduce, the command (default)
 	@scripts/build.sh
@@ -27,6 +27,8 @@ test-go: ## go vet and the Go tests alone
 
 sanitize: ## the C++ tests under ASan + UBSan and TSan, the Go tests under the race detector
 	@scripts/sanitize.sh
+fuzz: ## every fuzz test for FUZZTIME (default 20s) each
+	@scripts/fuzz.sh
 
 lint: ## gofmt, golangci-lint, clang-format, shellcheck
 	@scripts/lint.sh

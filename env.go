@@ -406,6 +406,9 @@ func unknownNames(env map[string]string) []string {
 				}
 			}
 		}
+		if quoted := fmt.Sprintf("%.80q", name); quoted != `"`+name+`"` { // long, or with a line feed: whatever the shell let pass
+			name = quoted
+		}
 		warnings = append(warnings, fmt.Sprintf("%s is unknown and ignored; did you mean %s?", name, nearest))
 	}
 	slices.Sort(warnings)

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/spf13/cobra"
 )
@@ -109,8 +110,14 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("takes no arguments, only flags; got %q", args[0])
 }
 
-// oneLine is an error for people: without the library's own prefix, which the command's name replaces.
+// oneLine is an error for people: without the library's own prefix, which the command's name replaces, and without the
+// control characters that a file's name may bring along.
 func oneLine(err error) string {
 	text := strings.ReplaceAll(": "+err.Error(), ": allreduce: ", ": ")
-	return strings.ReplaceAll(text[len(": "):], "\n", "; ")
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, strings.ReplaceAll(text[len(": "):], "\n", "; "))
 }

@@ -90,8 +90,9 @@ var datatypes = map[string]allreduce.Type{"float": allreduce.F32, "half": allred
 // datatypeNames are nccl-tests' words.
 var datatypeNames = map[allreduce.Type]string{allreduce.F32: "float", allreduce.F16: "half", allreduce.BF16: "bfloat16"}
 
-func newPerfCommand(s streams) *cobra.Command {
-	f := &perfFlags{}
+func newPerfCommand(s streams) *cobra.Command { return newPerfCommandOf(s, &perfFlags{}) }
+
+func newPerfCommandOf(s streams, f *perfFlags) *cobra.Command {
 	precision := newPrecisionJob()
 	cmd := &cobra.Command{
 		Use:   "perf",
@@ -321,9 +322,12 @@ func (f *perfFlags) sizes(typ allreduce.Type, changed func(string) bool) ([]int6
 		if whole := bytes / element * element; len(list) == 0 || whole != list[len(list)-1] {
 			list = append(list, whole)
 		}
-		if step > 0 {
+		switch {
+		case step > 0:
 			bytes += step
-		} else {
+		case bytes > most/int64(f.factor): // the product may not fit
+			return list, nil
+		default:
 			bytes *= int64(f.factor)
 		}
 	}

@@ -55,8 +55,9 @@ const (
 // kinds are the words of --input.
 var kinds = map[string]reference.Kind{"normal": reference.Normal, "exact": reference.Integers, "special": reference.Specials}
 
-func newRunCommand(s streams) *cobra.Command {
-	f := &runFlags{}
+func newRunCommand(s streams) *cobra.Command { return newRunCommandOf(s, &runFlags{}) }
+
+func newRunCommandOf(s streams, f *runFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Reduce real tensors over all GPUs (or emulated ones), checked bit for bit",

@@ -67,8 +67,9 @@ var soakPaths = []string{"auto", "internal", "copy-engine", "peer", "nccl"}
 
 var schedules = map[string]device.Schedule{"fifo": device.FIFO, "random": device.Random, "adversarial": device.Adversarial}
 
-func newSoakCommand(s streams) *cobra.Command {
-	f := &soakFlags{}
+func newSoakCommand(s streams) *cobra.Command { return newSoakCommandOf(s, &soakFlags{}) }
+
+func newSoakCommandOf(s streams, f *soakFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Run random reductions over every path for a stated time, and check every result",

@@ -70,6 +70,12 @@ func Read(path string) (Array, error) {
 }
 
 func read(path string) (Array, error) {
+	// Before it is opened: opening a pipe waits for its writer.
+	if info, err := os.Stat(path); err != nil {
+		return Array{}, bare(err)
+	} else if !info.Mode().IsRegular() {
+		return Array{}, errors.New("is no regular file; a .npy file is allowed")
+	}
 	file, err := os.Open(path)
 	if err != nil {
 		return Array{}, bare(err)
@@ -78,9 +84,6 @@ func read(path string) (Array, error) {
 	info, err := file.Stat()
 	if err != nil {
 		return Array{}, bare(err)
-	}
-	if !info.Mode().IsRegular() {
-		return Array{}, errors.New("is no regular file; a .npy file is allowed")
 	}
 	header, headerBytes, err := readHeader(file, info.Size())
 	if err != nil {
@@ -155,7 +158,7 @@ func readHeader(file *os.File, size int64) (header npy.Header, bytes int64, err 
 	}()
 	reader, err := npy.NewReader(file)
 	if err != nil {
-		return header, 0, fmt.Errorf("has a damaged header (%s)", strings.TrimPrefix(err.Error(), "npy: "))
+		return header, 0, fmt.Errorf("has a damaged header (%s)", printable(strings.TrimPrefix(err.Error(), "npy: ")))
 	}
 	_, err = file.Seek(bytes, io.SeekStart)
 	return reader.Header, bytes, err
@@ -170,14 +173,20 @@ func describe(typ string) string {
 	order, rest := typ[0], typ[1:]
 	if rest != "" && kinds[rest[0]] != "" {
 		if size, err := strconv.Atoi(rest[1:]); err == nil {
-			name := fmt.Sprintf("%s%d ('%s')", kinds[rest[0]], 8*size, typ)
+			name := fmt.Sprintf("%s%d ('%s')", kinds[rest[0]], 8*size, printable(typ))
 			if order == '>' {
 				name = "big-endian " + name
 			}
 			return name
 		}
 	}
-	return "'" + typ + "'"
+	return "'" + printable(typ) + "'"
+}
+
+// printable is text from a file as an error may quote it: short, without control characters.
+func printable(text string) string {
+	quoted := fmt.Sprintf("%.100q", text)
+	return quoted[1 : len(quoted)-1]
 }
 
 // ReadSame reads files that must agree in type and shape: one per rank.

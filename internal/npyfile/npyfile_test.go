@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"codeberg.org/sbinet/npyio/npy"
@@ -159,6 +160,10 @@ func TestRefusedBytes(t *testing.T) {
 	_, err = Read(filepath.Join(folder, "absent.npy"))
 	require.EqualError(t, err, filepath.Join(folder, "absent.npy")+": no such file or directory")
 	_, err = Read(folder)
+	require.ErrorContains(t, err, "is no regular file")
+	pipe := filepath.Join(folder, "pipe.npy")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	_, err = Read(pipe) // without waiting for somebody to write
 	require.ErrorContains(t, err, "is no regular file")
 }
 
