@@ -213,19 +213,3 @@ func TestBytes(t *testing.T) {
 	assert.Equal(t, "512K 524284 8M 1536K 0", strings.Join([]string{FormatBytes(524288), FormatBytes(524284), FormatBytes(8 << 20),
 		FormatBytes(1536 << 10), FormatBytes(0)}, " "))
 }
-
-// Whatever stands in the environment, New gets settings in range or one error; nothing panics.
-func FuzzLoadSettings(f *testing.F) {
-	f.Add("GGML_CUDA_AR_CE", "maybe")
-	f.Add("GGML_CUDA_AR_RING_BYTES", "256M")
-	f.Add("GGML_CUDA_AR_", "")
-	f.Fuzz(func(t *testing.T, name, value string) {
-		s, _, err := loadSettings(Config{}, []string{name + "=" + value})
-		if err != nil {
-			require.ErrorIs(t, err, ErrSetting)
-			return
-		}
-		assert.True(t, s.ceMinBytes >= 1 && s.ringBytes >= minRingBytes && s.ringBytes <= maxRingBytes && s.copyChunkBytes <= s.ringBytes/2)
-		assert.True(t, s.spinTimeout >= minSpinTimeout && s.spinTimeout <= maxSpinTimeout && s.blocks >= 0 && s.blocks <= maxBlocks)
-	})
-}

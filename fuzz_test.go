@@ -84,7 +84,7 @@ func FuzzVariable(f *testing.F) {
 	})
 }
 
-// Any environment: no panic, and nothing that is said has more than one line.
+// Any environment: settings in range or one error, and nothing that is said has more than one line.
 func FuzzEnvironment(f *testing.F) {
 	f.Add("GGML_CUDA_AR_RING_BYTES=1M\x00GGML_CUDA_AR_COPY_CHUNK_BYTES=1M")
 	f.Add("GGML_CUDA_AR_PEER_MIN_BYTES=2\x00GGML_CUDA_AR_PEER_MAX_BYTES=1")
@@ -92,9 +92,13 @@ func FuzzEnvironment(f *testing.F) {
 	f.Add("XDG_CACHE_HOME=/c\x00HOME=/h\x00GGML_CUDA_AR_CE=1\x00GGML_CUDA_AR_CE=maybe")
 	f.Fuzz(func(t *testing.T, block string) {
 		testfuzz.Bounded(t, len(block), func() {
-			_, warnings, err := loadSettings(Config{}, strings.Split(block, "\x00"))
+			s, warnings, err := loadSettings(Config{}, strings.Split(block, "\x00"))
+			inRange := s.ceMinBytes >= 1 && s.ringBytes >= minRingBytes && s.ringBytes <= maxRingBytes && s.copyChunkBytes <= s.ringBytes/2 &&
+				s.spinTimeout >= minSpinTimeout && s.spinTimeout <= maxSpinTimeout && s.blocks >= 0 && s.blocks <= maxBlocks
 			if err != nil {
 				testfuzz.OneLine(t, err, 0, "allowed")
+			} else if !inRange {
+				t.Fatalf("%q gives %+v", block, s)
 			}
 			for _, w := range warnings {
 				testfuzz.OneLine(t, errors.New(w), 0)
