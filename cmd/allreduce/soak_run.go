@@ -122,7 +122,7 @@ func (s *soakState) oneBatch(ctx context.Context) error {
 	err := s.enqueueBatch(ctx)
 	failure := errors.Join(err, s.synchronize())
 	if s.simulated() {
-		s.report.Hazards = emulatedHazards()
+		s.report.Hazards = device.Hazards()
 		if text := device.Report(); s.report.Hazards > 0 || text != "" {
 			s.found(&soakFinding{Kind: findingHazard, Call: s.report.Calls, Report: text})
 		}
