@@ -25,6 +25,7 @@ type soakRig struct {
 	poolSize int64
 	pools    map[poolKey]*pool
 	wants    map[wantKey][]device.Ptr // of each rank, like the pool
+	order    []wantKey                // of wants, as they were made: a map's order differs from run to run
 	recv     []device.Ptr             // of each rank: results of eager calls, then of each graph slot
 	space    int64                    // of the eager part
 	slot     int64                    // of a graph's part
@@ -50,6 +51,10 @@ const (
 
 	// Inputs repeat themselves after so many bytes at the earliest: reductions take theirs from anywhere in there.
 	soakPool = 1 << 20
+
+	// Two of three communicators, but not the first, get the smallest ring: above half a ring the copy engines go piece by piece, with streams
+	// of their own, and reuse what they sent. 4 MiB would never get there with the default of 8 MiB.
+	smallRing = 1 << 20
 
 	// Buffers start up to so many elements past an aligned address.
 	maxShift   = 15
@@ -121,9 +126,13 @@ func openSoak(driver device.Driver, job *soakJob) (r *soakRig, err error) {
 
 // openLanes makes a communicator for each path and wire. A path that nobody named may be missing.
 func (r *soakRig) openLanes() error {
+	ownRing := os.Getenv("GGML_CUDA_AR_RING_BYTES") == "" && os.Getenv("GGML_CUDA_AR_COPY_CHUNK_BYTES") == ""
 	for _, path := range r.job.paths {
 		for _, wire := range r.job.wires {
 			config := allreduce.Config{Ranks: r.job.ranks, Devices: r.job.devices, Algorithm: algorithmOf[path], Wire: wireOf[wire]}
+			if ownRing && len(r.lanes)%3 != 0 {
+				config.RingBytes = smallRing
+			}
 			if path == "peer" && r.simulated() {
 				config.P2P = allreduce.P2PTrust // nothing proves peer access between emulated devices
 			}
@@ -196,9 +205,10 @@ func (r *soakRig) expectAll() error {
 			}
 		}
 	}
-	for key, want := range r.wants {
+	for _, key := range r.order {
 		for rank, dev := range r.devices {
-			rows := device.Rows{Got: want[rank], Want: want[rank], Rows: 1, Count: 1, Type: int32(key.typ)}
+			want := r.wants[key][rank]
+			rows := device.Rows{Got: want, Want: want, Rows: 1, Count: 1, Type: int32(key.typ)}
 			if err := r.driver.Compare(dev, rows, r.wrong[0][rank], r.streams[0][rank]); err != nil {
 				return err
 			}
@@ -254,7 +264,7 @@ func (r *soakRig) want(key wantKey) ([]device.Ptr, error) {
 		}
 		list = append(list, ptr)
 	}
-	r.wants[key] = list
+	r.wants[key], r.order = list, append(r.order, key)
 	return list, nil
 }
 
@@ -301,6 +311,30 @@ func (r *soakRig) upload(dev int, bytes []byte) (device.Ptr, error) {
 		err = r.driver.SynchronizeDevice(dev) // a copy from pageable memory may return before its last bytes are there
 	}
 	return p, err
+}
+
+// rewrite writes inputs and expected results over themselves; nothing is in flight. The hazard checker remembers every
+// range that was read since the last write: at random offsets these become a gigabyte of small pieces within a day.
+func (r *soakRig) rewrite() error {
+	var lists [][]device.Ptr
+	for _, key := range r.order {
+		lists = append(lists, r.wants[key])
+		if inputs := r.pools[key.poolKey].device; !slices.ContainsFunc(lists, func(l []device.Ptr) bool { return l[0] == inputs[0] }) {
+			lists = append(lists, inputs)
+		}
+	}
+	bytes := make([]byte, r.poolSize)
+	for _, list := range lists {
+		for rank, dev := range r.devices {
+			if err := r.driver.CopyToHost(dev, bytes, list[rank]); err != nil {
+				return err
+			}
+			if err := r.driver.CopyToDevice(dev, list[rank], bytes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // synchronize waits for every stream; where a communicator has failed, that is the error.

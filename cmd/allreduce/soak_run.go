@@ -147,6 +147,11 @@ func (s *soakState) oneBatch(ctx context.Context) error {
 
 // enqueueBatch draws what to do until the batch or the memory for its results is full.
 func (s *soakState) enqueueBatch(ctx context.Context) error {
+	if s.simulated() && s.report.Batches%recaptureEvery == 0 {
+		if err := s.rewrite(); err != nil {
+			return err
+		}
+	}
 	if s.job.graph && s.report.Batches%recaptureEvery == 0 {
 		if err := s.recapture(int(s.report.Batches/recaptureEvery) % graphSlots); err != nil {
 			return err

@@ -10,6 +10,8 @@ import (
 	"os"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"gpu.example/allreduce/device"
 )
 
@@ -86,12 +88,13 @@ func choice(t *testing.T) string {
 	}
 }
 
-// Main is for TestMain: it says once if GPUs are left alone because the binary does not hold the cuda backend.
+// Main is for TestMain: it says once if GPUs are left alone because the binary does not hold the cuda backend, and fails
+// where goroutines are left over at the end.
 func Main(m *testing.M) {
 	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
 		if _, err := device.Open(device.CUDA); err != nil {
 			fmt.Printf("GPUs of this machine were left alone: %v\n", err)
 		}
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
