@@ -342,7 +342,9 @@ func (r *soakRig) synchronize() error {
 	var failure error
 	for set := range streamSets {
 		for rank, dev := range r.devices {
-			failure = errors.Join(failure, r.driver.Synchronize(dev, r.streams[set][rank]))
+			if err := r.driver.Synchronize(dev, r.streams[set][rank]); err != nil && failure == nil {
+				failure = err
+			}
 		}
 	}
 	for _, lane := range r.lanes {

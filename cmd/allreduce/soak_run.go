@@ -120,27 +120,34 @@ func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrin
 func (s *soakState) oneBatch(ctx context.Context) error {
 	s.batch = s.batch[:0]
 	err := s.enqueueBatch(ctx)
-	failure := errors.Join(err, s.synchronize())
+	if waited := s.synchronize(); err == nil {
+		err = waited
+	}
 	if s.simulated() {
 		s.report.Hazards = device.Hazards()
-		if text := device.Report(); s.report.Hazards > 0 || text != "" {
+		if text := device.Report(); s.report.Hazards > 0 || text != "" && err == nil {
 			s.found(&soakFinding{Kind: findingHazard, Call: s.report.Calls, Report: text})
 		}
 	}
-	if failure != nil {
-		if errors.Is(failure, device.ErrAlloc) {
-			return failure
+	switch {
+	case errors.Is(err, device.ErrAlloc):
+		return err
+	case errors.Is(err, device.ErrHazard): // every call fails with the hazard that was found
+		return nil
+	case err != nil:
+		f := &soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(err)}
+		if s.simulated() {
+			f.Report = device.Report()
 		}
-		s.found(&soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(failure)})
+		s.found(f)
 		return nil
 	}
 	wrong, err := s.wrongElements()
+	if err == nil && wrong > 0 {
+		err = s.locate(wrong)
+	}
 	if err != nil {
 		s.found(&soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(err)})
-		return nil
-	}
-	if wrong > 0 {
-		return s.locate(wrong)
 	}
 	return nil
 }
