@@ -210,17 +210,26 @@ func TestMachineExample(t *testing.T) {
 	require.Len(t, machine.Devices, 2)
 }
 
-// The report of tools.md has the fields of a real one, no more and no less.
-func TestReportExample(t *testing.T) {
-	_, rest, found := strings.Cut(page(t, "docs/tools.md"), "```json\n")
-	require.True(t, found)
-	code, _, _ := strings.Cut(rest, "```")
-	var documented, real any
-	require.NoError(t, json.Unmarshal([]byte(code), &documented))
-	text, err := goTool(t, slices.Concat([]string{"run"}, tags, strings.Fields("./cmd/allreduce run --backend emulated --sizes 1K --iters 1 --json"))...)
-	require.NoError(t, err, text)
-	require.NoError(t, json.Unmarshal([]byte(text), &real))
-	require.Equal(t, shape(documented), shape(real))
+// The reports of tools.md have the fields of real ones, no more and no less.
+func TestReportExamples(t *testing.T) {
+	for section, command := range map[string]string{
+		"run":  "run --backend emulated --sizes 1K --iters 1 --json",
+		"soak": "soak --backend emulated --sizes 1K --calls 1 --json",
+	} {
+		t.Run(section, func(t *testing.T) {
+			_, rest, found := strings.Cut(page(t, "docs/tools.md"), "\n## "+section+"\n")
+			require.True(t, found)
+			_, rest, found = strings.Cut(rest, "```json\n")
+			require.True(t, found)
+			code, _, _ := strings.Cut(rest, "```")
+			var documented, real any
+			require.NoError(t, json.Unmarshal([]byte(code), &documented))
+			text, err := goTool(t, slices.Concat([]string{"run"}, tags, strings.Fields("./cmd/allreduce "+command))...)
+			require.NoError(t, err, text)
+			require.NoError(t, json.Unmarshal([]byte(text), &real))
+			require.Equal(t, shape(documented), shape(real))
+		})
+	}
 }
 
 // shape keeps field names and drops values; of a list it keeps the first element.

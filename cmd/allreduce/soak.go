@@ -65,8 +65,6 @@ const (
 // environment.
 var soakPaths = []string{"auto", "internal", "copy-engine", "peer", "nccl"}
 
-var schedules = map[string]device.Schedule{"fifo": device.FIFO, "random": device.Random, "adversarial": device.Adversarial}
-
 func newSoakCommand(s streams) *cobra.Command { return newSoakCommandOf(s, &soakFlags{}) }
 
 func newSoakCommandOf(s streams, f *soakFlags) *cobra.Command {
@@ -108,7 +106,7 @@ of every access. On GPUs results are compared where they are.`,
 	flags.IntVar(&f.ranks, "ranks", 2, "`number` of ranks, 2 to 8")
 	flags.StringVar(&f.devices, "devices", "", "device of each rank, a `list` such as 0,1 (default: rank i on device i)")
 	flags.Var(newChoice(&f.backend, "auto", "auto", "cuda", "emulated"), "backend", "`devices` to use: auto (GPUs, else emulated), cuda or emulated")
-	flags.Var(newChoice(&f.schedule, "random", "fifo", "random", "adversarial"), "schedule", "`order` in which emulated devices work: fifo, random or adversarial")
+	flags.Var(newChoice(&f.schedule, "random", "fifo", "random", "adversarial", "priorities"), "schedule", "`order` in which emulated devices work: fifo, random, adversarial or priorities")
 	flags.StringVar(&f.mutate, "mutate", "", "take this ordering `primitive` out (emulated devices)")
 	_ = flags.MarkHidden("mutate")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON object")
@@ -120,7 +118,7 @@ of every access. On GPUs results are compared where they are.`,
 func (f *soakFlags) job(cmd *cobra.Command) (*soakJob, error) {
 	changed := cmd.Flags().Changed
 	j := &soakJob{backend: f.backend, ranks: f.ranks, duration: f.duration, calls: f.calls, seed: f.seed, idle: f.idle,
-		schedule: schedules[f.schedule], mutate: f.mutate, anyPath: !changed("paths"), command: repeatable(cmd)}
+		mutate: f.mutate, anyPath: !changed("paths"), command: repeatable(cmd)}
 	switch {
 	case f.duration <= 0 || f.duration > maxSoak:
 		return nil, fmt.Errorf("--duration %s is not allowed; allowed: above 0, up to %s", f.duration, maxSoak)
@@ -141,7 +139,10 @@ func (f *soakFlags) job(cmd *cobra.Command) (*soakJob, error) {
 		}
 		return nil, fmt.Errorf("--mutate: %q is no ordering primitive; allowed: %s", f.mutate, strings.Join(names, ", "))
 	}
-	var err error
+	err := j.schedule.UnmarshalText([]byte(f.schedule))
+	if err != nil {
+		return nil, err
+	}
 	if f.devices != "" {
 		if j.devices, err = parseOrdinals("--devices", f.devices, 1<<16); err != nil {
 			return nil, err

@@ -73,7 +73,7 @@ func TestSoak(t *testing.T) {
 }
 
 func TestSoakRanks(t *testing.T) {
-	for _, args := range [][]string{{"--ranks", "3"}, {"--ranks", "4", "--schedule", "adversarial"}, {"--ranks", "2", "--devices", "0,0", "--schedule", "fifo"}} {
+	for _, args := range [][]string{{"--ranks", "3"}, {"--schedule", "priorities"}, {"--ranks", "4", "--schedule", "adversarial"}, {"--ranks", "2", "--devices", "0,0", "--schedule", "fifo"}} {
 		requireSoaked(t, soakJSON(t, exitGood, nil, append(args, "--calls", "200", "-e", "256K")...))
 	}
 }
@@ -279,7 +279,7 @@ func TestSoakRefusals(t *testing.T) {
 		{"-b", nil, []string{"-b", "1"}, []string{"-b 1 is less than one element (4 bytes)"}},
 		{"-b above -e", nil, []string{"-b", "2M", "-e", "1M"}, []string{"-b 2M is larger than -e 1M"}},
 		{"no memory", nil, []string{"--backend", "emulated", "-e", "900G"}, []string{"memory"}},
-		{"schedule", nil, []string{"--schedule", "late"}, []string{"--schedule", "allowed: fifo, random, adversarial"}},
+		{"schedule", nil, []string{"--schedule", "late"}, []string{"--schedule", "allowed: fifo, random, adversarial, priorities"}},
 		{"mutate", nil, []string{"--mutate", "x"}, []string{`--mutate: "x" is no ordering primitive; allowed: call_order, `}},
 		{"json-file nowhere", nil, []string{"--json-file", "/no/such/x.json"}, []string{"/no/such/x.json", "does not exist"}},
 		{"variable", []string{"GGML_CUDA_AR_CE=maybe"}, []string{"--backend", "emulated"}, []string{"GGML_CUDA_AR_CE", "maybe", "allowed"}},
