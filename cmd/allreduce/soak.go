@@ -18,19 +18,17 @@ import (
 
 // soakFlags are the flags of `allreduce soak` as given.
 type soakFlags struct {
-	backend, devices          string
-	ranks                     int
-	duration, idle            time.Duration
-	calls                     int64
-	seed                      uint64
-	minBytes, maxBytes        string
-	sizes                     string
-	paths, types, wires       string
-	modes, schedule, mutate   string
-	asJSON                    bool
-	jsonFile                  string
-	given                     []string // the flags that decide what is done, as words of a command line
-	pathsGiven, scheduleGiven bool
+	backend, devices        string
+	ranks                   int
+	duration, idle          time.Duration
+	calls                   int64
+	seed                    uint64
+	minBytes, maxBytes      string
+	sizes                   string
+	paths, types, wires     string
+	modes, schedule, mutate string
+	asJSON                  bool
+	jsonFile                string
 }
 
 // soakJob is the same, checked and read.
