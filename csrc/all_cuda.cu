@@ -5,6 +5,7 @@
 #include "devices.cpp"
 #include "storage.cpp"
 #include "transports/copy_engine.cpp"
+#include "transports/copy_engine_two_shot.cpp"
 #include "transports/internal.cpp"
 #include "transports/nccl.cpp"
 

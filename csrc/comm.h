@@ -56,7 +56,10 @@ struct Lane {
   std::vector<Mark> chunk[2];    // uploaded, by slot and chunk
   Mark uploaded[2];              // the slot's last chunk (a copy of its Mark)
   Mark converted[2], summed[2];  // by slot
-  Mark downloaded[2];            // this rank read every peer's slot
+  Mark downloaded[2];            // this rank read every peer's slot, or its box
+  // Two-shot of the copy engines, by slot: this rank's values are in the owners' boxes, its total is up, it has every
+  // total, they are in recv.
+  Mark scattered[2], shared[2], gathered[2], stored[2];
 };
 
 // A set of lanes is free again once its capture is over: its graph was dropped, or its streams capture no more.

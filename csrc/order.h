@@ -20,7 +20,21 @@
   X(ce_chunk_arrived,   "copy-engine: a chunk is downloaded after its upload")                                      \
   X(ce_receive_reuse,   "copy-engine: a download waits for the sum that read its ring place")                       \
   X(ce_downloaded,      "copy-engine: a piece is summed after its download")                                        \
-  X(ce_send_reuse,      "copy-engine: with an F32 wire the caller's stream waits for its own uploads")
+  X(ce_send_reuse,      "copy-engine: with an F32 wire the caller's stream waits for its own uploads") \
+  X(two_send_ready,     "copy-engine, two-shot: an upload from the caller's tensor starts after its stream came to this call")  \
+  X(two_converted,      "copy-engine, two-shot: a piece is uploaded after its conversion")  \
+  X(two_convert_reuse,  "copy-engine, two-shot: a conversion waits for a one-shot call's upload from its ring place")  \
+  X(two_box_free,       "copy-engine, two-shot: an upload to an owner's box waits until all have read what the slot held")  \
+  X(two_arrived,        "copy-engine, two-shot: an owner downloads its box after every rank's upload to it")  \
+  X(two_receive_reuse,  "copy-engine, two-shot: a box's download waits for the sum that read its ring place")  \
+  X(two_collected,      "copy-engine, two-shot: a shard is summed after its box is downloaded")  \
+  X(two_added,          "copy-engine, two-shot: a shard's total is uploaded after the sum")  \
+  X(two_total_free,     "copy-engine, two-shot: a total's upload waits until all have read what the slot held")  \
+  X(two_total_arrived,  "copy-engine, two-shot: a total is downloaded after its upload")  \
+  X(two_recv_ready,     "copy-engine, two-shot: an absent rank's recv is written after its stream came to this call")  \
+  X(two_gather_reuse,   "copy-engine, two-shot: an absent rank's download of totals waits for the store that read its ring place")  \
+  X(two_gathered,       "copy-engine, two-shot: totals are used after their download")  \
+  X(two_recv_reuse,     "copy-engine, two-shot: the caller's stream waits for the uploads from its recv")
 // clang-format on
 
 namespace ar {

@@ -238,6 +238,7 @@ void Lanes::forget() {
     l.last = 0;
     for (int s = 0; s < 2; s++) {
       l.converted[s].recorded = l.summed[s].recorded = l.downloaded[s].recorded = l.uploaded[s].recorded = false;
+      l.scattered[s].recorded = l.shared[s].recorded = l.gathered[s].recorded = l.stored[s].recorded = false;
       for (Mark& m : l.chunk[s]) m.recorded = false;
     }
   }

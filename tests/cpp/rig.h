@@ -130,6 +130,7 @@ struct Machine {
   int drive = AR_DRIVE_STEPPED;
   int devices = 2;
   std::function<void(ar_emulated_machine&)> tweak;  // of the emulated machine, before it is made
+  std::vector<double> links;                        // GB/s by rank, as the communicator is told; empty: not told
 };
 
 class Rig {
@@ -166,6 +167,7 @@ class Rig {
     // compute-sanitizer slows kernels a hundredfold.
     o.spin_timeout_ms = timeout_ms == 0 && B == AR_BACKEND_CUDA ? 120000 : timeout_ms;
     o.first_epoch = first_epoch;
+    if (!m.links.empty()) o.link_gbs = m.links.data();
     expect_ok(ar_comm_create(&o, &comm, &e), e, "create");
     streams.resize(static_cast<size_t>(ranks));
     for (int r = 0; r < ranks; r++)
