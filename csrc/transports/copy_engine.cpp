@@ -156,9 +156,9 @@ int32_t CopyEngine::one_shot(Call& call, ar_error* e) {
   plan.piece_elements = (even + kPerVec<W> - 1) / kPerVec<W> * kPerVec<W>;
   int64_t chunk = 0;
   for (int r = 0; r < n_; r++) {
-  plan.chunk[r] = chunk_for(r, wire_bytes, std::min(plan.piece_elements * plan.wire_size, piece_bytes_));
-  chunk = std::max(chunk, plan.chunk[r]);
-}
+    plan.chunk[r] = chunk_for(r, wire_bytes, std::min(plan.piece_elements * plan.wire_size, piece_bytes_));
+    chunk = std::max(chunk, plan.chunk[r]);
+  }
   plan.direct = call.type == call.wire && !call.strided;
   plan.on_caller = plan.pieces == 1;
   plan.first_turn = turn_;
@@ -208,8 +208,7 @@ int32_t CopyEngine::upload(Call& call, const Plan& plan, const Piece& piece, int
   } else {
     char* to = ring_[r].send + piece.slot * slot_bytes_;
     // The last chunk's event stands for the whole upload: one stream, in order.
-    if (const int32_t s = comm_.await(Order::ce_convert_reuse, r, part.stream, lane.uploaded[piece.slot], e))
-      return s;
+    if (const int32_t s = comm_.await(Order::ce_convert_reuse, r, part.stream, lane.uploaded[piece.slot], e)) return s;
     ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(to), piece.first, piece.end};
     c = launch(k, grid((piece.end - piece.first + kPerVec<W> - 1) / kPerVec<W>), kPieceThreads, part.stream);
     if (c != kOk) return comm_.runtime_error(c, r, "launching the conversion", e);
@@ -222,8 +221,7 @@ int32_t CopyEngine::upload(Call& call, const Plan& plan, const Piece& piece, int
   // With three and more ranks the place may have been this rank's box, which it read itself.
   for (int q = 0; q < n_; q++)
     if (q != r || n_ > 2)
-      if (const int32_t s = comm_.await(Order::ce_slot_free, r, up, call.lane[q]->downloaded[piece.slot], e))
-        return s;
+      if (const int32_t s = comm_.await(Order::ce_slot_free, r, up, call.lane[q]->downloaded[piece.slot], e)) return s;
   char* to = ring_[r].pinned + piece.slot * pinned_slot_;
   size_t chunk = 0;
   for (int64_t at = 0; at < piece.bytes; at += plan.chunk[r], chunk++) {

@@ -107,9 +107,9 @@ class CopyEngine final : public Transport {
     bool direct;           // uploads and downloads of totals touch the callers' tensors
     int first_turn, first_piece;
     int present;
-    int place[kMaxRanks];         // of a present rank among the present ones
-    int last_gathered[kMaxRanks]; // slot of the rank's last download of totals in this call, -1: none
-    int last_shared[kMaxRanks];   // slot of the rank's last upload of a total in this call, -1: none
+    int place[kMaxRanks];          // of a present rank among the present ones
+    int last_gathered[kMaxRanks];  // slot of the rank's last download of totals in this call, -1: none
+    int last_shared[kMaxRanks];    // slot of the rank's last upload of a total in this call, -1: none
   };
   // Packs of the tensor; bytes are exact, as the last pack may be partial.
   struct Span {
@@ -117,8 +117,8 @@ class CopyEngine final : public Transport {
   };
   struct Chunk {
     int64_t index, pack, packs;
-    int slot;           // of boxes and totals
-    int piece_slot;     // of send and gather
+    int slot;            // of boxes and totals
+    int piece_slot;      // of send and gather
     int64_t piece_pack;  // where its piece begins
     bool starts_piece, ends_piece;
   };

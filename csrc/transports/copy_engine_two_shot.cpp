@@ -191,8 +191,7 @@ int32_t CopyEngine::scatter(Call& call, const Shards& plan, const Chunk& x, int 
     char* place = ring_[r].send + x.piece_slot * slot_bytes_;
     from = place + (x.pack - x.piece_pack) * kPackBytes;
     if (x.starts_piece) {
-      if (const int32_t s =
-              comm_.await(Order::two_convert_reuse, r, part.stream, lane.uploaded[x.piece_slot], e))
+      if (const int32_t s = comm_.await(Order::two_convert_reuse, r, part.stream, lane.uploaded[x.piece_slot], e))
         return s;
       const Span piece = piece_of(plan, x);
       ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(place), piece.first, piece.end};
@@ -218,8 +217,7 @@ int32_t CopyEngine::scatter(Call& call, const Shards& plan, const Chunk& x, int 
           return s;
     }
     char* box = ring_[owner].pinned + x.slot * pinned_slot_;
-    const int64_t at =
-        box_offset(plan, owner, call.parts[static_cast<size_t>(owner)].absent, r, shard.packs);
+    const int64_t at = box_offset(plan, owner, call.parts[static_cast<size_t>(owner)].absent, r, shard.packs);
     const Code c = copy_async(box + at, from + (shard.pack - x.pack) * kPackBytes, static_cast<size_t>(shard.bytes),
                               CopyKind::device_to_host, lane.send);
     if (const int32_t s = good(c, r, "copying to the host", e)) return s;
@@ -270,16 +268,16 @@ int32_t CopyEngine::add(Call& call, Shards& plan, const Chunk& x, int r, ar_erro
     s = sum(SumPiece<T, W>{part.send, part.recv, {}, shard.first, shard.end, finish, r, n_, part.absent, nullptr});
   } else {
     total = gather_at(r, x, shard.pack);
-    s = sum(SumPiece<T, W, true>{part.send, part.recv, {}, shard.first, shard.end, finish, r, n_, part.absent,
-                                 reinterpret_cast<Vec16*>(total)});
+    s = sum(SumPiece<T, W, true>{
+        part.send, part.recv, {}, shard.first, shard.end, finish, r, n_, part.absent, reinterpret_cast<Vec16*>(total)});
   }
   if (s == AR_OK) s = comm_.record(lane.summed[x.slot], r, part.stream, e);
   if (s == AR_OK) s = comm_.await(Order::two_added, r, lane.send, lane.summed[x.slot], e);
   for (int q = 0; q < n_ && s == AR_OK; q++)
     s = comm_.await(Order::two_total_free, r, lane.send, call.lane[q]->gathered[x.slot], e);
   if (s != AR_OK) return s;
-  const Code c = copy_async(total_at(x, shard), total, static_cast<size_t>(shard.bytes), CopyKind::device_to_host,
-                            lane.send);
+  const Code c =
+      copy_async(total_at(x, shard), total, static_cast<size_t>(shard.bytes), CopyKind::device_to_host, lane.send);
   if (const int32_t bad = good(c, r, "copying to the host", e)) return bad;
   plan.last_shared[r] = x.slot;
   return comm_.record(lane.shared[x.slot], r, lane.send, e);
@@ -308,8 +306,8 @@ int32_t CopyEngine::gather(Call& call, Shards& plan, const Chunk& x, int r, ar_e
         return s;
     }
     char* to = plan.direct ? part.recv.base + part_of->pack * kPackBytes : gather_at(r, x, part_of->pack);
-    const Code c = copy_async(to, total_at(x, *part_of), static_cast<size_t>(part_of->bytes),
-                              CopyKind::host_to_device, lane.receive);
+    const Code c = copy_async(to, total_at(x, *part_of), static_cast<size_t>(part_of->bytes), CopyKind::host_to_device,
+                              lane.receive);
     if (const int32_t s = good(c, r, "copying from the host", e)) return s;
   }
   plan.last_gathered[r] = x.slot;

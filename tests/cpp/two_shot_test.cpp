@@ -62,7 +62,10 @@ TEST(TwoShot, TypesOpsAbsentStrided) {
     for (int type : {AR_F32, AR_F16, AR_BF16})
       for (int op : {AR_SUM, AR_AVG})
         for (int absent = 0; absent < 1 << ranks; absent += ranks == 7 ? 13 : 1) {
-          Case c = engines(3 * 7001, type == AR_F32 ? (absent % 3 == 0 ? AR_F32 : absent % 3 == 1 ? AR_BF16 : AR_F16) : type);
+          Case c = engines(3 * 7001, type == AR_F32 ? (absent % 3 == 0   ? AR_F32
+                                                       : absent % 3 == 1 ? AR_BF16
+                                                                         : AR_F16)
+                                                    : type);
           c.type = type;
           c.op = op;
           c.rows = absent % 2 != 0 ? 3 : 0;
@@ -105,8 +108,8 @@ void soup(uint64_t seed, int schedule) {
   }
   const auto look = [&](const char* when) {
     for (size_t i : made) {
-      ASSERT_EQ(r.wrong(i), 0) << when << " call " << i << " of " << ranks << " ranks, schedule " << schedule << " seed "
-                               << seed << "\n"
+      ASSERT_EQ(r.wrong(i), 0) << when << " call " << i << " of " << ranks << " ranks, schedule " << schedule
+                               << " seed " << seed << "\n"
                                << ar_emulated_report();
     }
   };
