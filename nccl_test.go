@@ -190,3 +190,128 @@ func TestNCCLFailures(t *testing.T) {
 		})
 	}
 }
+
+// graphPerDevice captures what f enqueues into one graph per rank, on the rank's own stream.
+func (r *rig) graphPerDevice(f func()) []device.Graph {
+	r.t.Helper()
+	for rank, s := range r.streams {
+		require.NoError(r.t, r.d.BeginCapture(r.devices[rank], s))
+	}
+	f()
+	var graphs []device.Graph
+	for rank, s := range r.streams {
+		g, err := r.d.EndCapture(r.devices[rank], s)
+		require.NoError(r.t, err)
+		graphs = append(graphs, g)
+	}
+	return graphs
+}
+
+func (r *rig) destroy(graphs []device.Graph) {
+	r.t.Helper()
+	for rank, g := range graphs {
+		require.NoError(r.t, r.d.DestroyGraph(r.devices[rank], g))
+	}
+}
+
+// A graph per device, each replayed by a thread of its own as fast as it can.
+func TestNCCLGraphPerDevice(t *testing.T) {
+	lib := testnccl.Build(t)
+	testbackend.Emulated(t, device.DefaultMachine(3), func(t *testing.T, d device.Driver) {
+		for _, ranks := range []int{2, 3} {
+			r := newRig(t, d, allreduce.Config{Ranks: ranks, NCCLLib: lib, Algorithm: allreduce.AlgorithmNCCL})
+			jobs := []*prepared{
+				r.setUp(job{count: 1000, kind: reference.Integers, seed: 1}),
+				r.setUp(job{count: 1 << 18, kind: reference.Integers, seed: 2, absent: []int{1}}), // a BF16 wire: converted
+				r.setUp(job{typ: allreduce.BF16, count: 300, kind: reference.Integers, seed: 3}),
+			}
+			graphs := r.graphPerDevice(func() {
+				for _, p := range jobs {
+					require.NoError(t, r.comm.AllReduce(p.bufs))
+				}
+			})
+			const replays = 20
+			done := make(chan error, ranks)
+			for rank := range ranks {
+				go func() {
+					var err error
+					for range replays {
+						if err == nil {
+							err = d.Launch(r.devices[rank], graphs[rank], r.streams[rank])
+						}
+					}
+					if err == nil {
+						err = d.Synchronize(r.devices[rank], r.streams[rank])
+					}
+					done <- err
+				}()
+			}
+			for range ranks {
+				require.NoError(t, <-done)
+			}
+			require.NoError(t, r.comm.AllReduce(jobs[0].bufs)) // and eager again
+			r.sync()
+			for _, p := range jobs {
+				r.check(p)
+			}
+			r.destroy(graphs)
+		}
+		require.Zero(t, device.Hazards(), device.Report())
+	})
+}
+
+// One of the graphs is not launched: within the deadline a typed error that says which ranks came, and Close returns.
+func TestNCCLGraphThatIsAlone(t *testing.T) {
+	lib := testnccl.Build(t)
+	testbackend.Emulated(t, device.DefaultMachine(2), func(t *testing.T, d device.Driver) {
+		const deadline = 300 * time.Millisecond
+		r := newRig(t, d, allreduce.Config{Ranks: 2, NCCLLib: lib, Algorithm: allreduce.AlgorithmNCCL, SpinTimeout: deadline})
+		p := r.setUp(job{count: 1000, kind: reference.Integers})
+		graphs := r.graphPerDevice(func() { require.NoError(t, r.comm.AllReduce(p.bufs)) })
+		for range 3 {
+			for rank, g := range graphs {
+				require.NoError(t, d.Launch(r.devices[rank], g, r.streams[rank]))
+			}
+		}
+		r.sync()
+		r.check(p)
+		// The deadline is that of a wait, not of a graph that nobody launches.
+		time.Sleep(2 * deadline)
+		require.NoError(t, r.comm.Err())
+
+		start := time.Now()
+		require.NoError(t, d.Launch(r.devices[1], graphs[1], r.streams[1]))
+		require.NoError(t, d.Synchronize(r.devices[1], r.streams[1]), "the abort ends it")
+		took := time.Since(start)
+		assert.Greater(t, took, deadline*9/10)
+		assert.Less(t, took, 2*deadline)
+		asError(t, r.comm.Err(), allreduce.ErrTimeout, "Err", "ranks that had begun it: 1; not: 0")
+		require.ErrorIs(t, r.comm.AllReduce(p.bufs), allreduce.ErrTimeout)
+		start = time.Now()
+		require.NoError(t, r.comm.Close())
+		assert.Less(t, time.Since(start), time.Second)
+		// Both graphs are still there, and still end.
+		require.NoError(t, d.Launch(r.devices[0], graphs[0], r.streams[0]))
+		require.NoError(t, d.Synchronize(r.devices[0], r.streams[0]))
+		r.destroy(graphs)
+	})
+}
+
+// One graph of a pair is launched after Close: it waits for nobody.
+func TestNCCLReplayAfterClose(t *testing.T) {
+	lib := testnccl.Build(t)
+	testbackend.Emulated(t, device.DefaultMachine(2), func(t *testing.T, d device.Driver) {
+		r := newRig(t, d, allreduce.Config{Ranks: 2, NCCLLib: lib, Algorithm: allreduce.AlgorithmNCCL})
+		p := r.setUp(job{count: 1 << 18, kind: reference.Integers})
+		graphs := r.graphPerDevice(func() { require.NoError(t, r.comm.AllReduce(p.bufs)) })
+		start := time.Now()
+		require.NoError(t, r.comm.Close())
+		assert.Less(t, time.Since(start), time.Second)
+		require.NoError(t, d.Launch(r.devices[0], graphs[0], r.streams[0]))
+		require.NoError(t, d.Synchronize(r.devices[0], r.streams[0]))
+		assert.Less(t, time.Since(start), 5*time.Second)
+		require.ErrorIs(t, r.comm.Err(), allreduce.ErrClosed)
+		r.destroy(graphs)
+		require.NoError(t, newRig(t, d, allreduce.Config{Ranks: 2}).comm.Close()) // frees what the graphs held
+	})
+}

@@ -24,11 +24,13 @@ constexpr int kDefaultTimeoutMs = 10000;
 struct Held {
   std::shared_ptr<Storage> storage;
   std::shared_ptr<std::atomic<bool>> gone;
+  std::shared_ptr<std::atomic<int>> graphs;  // of the communicator
 };
 // Runs when a graph that captured the communicator ends, maybe on the driver's thread: no runtime call, no free.
 void drop_held(void* arg) {
   Held* held = static_cast<Held*>(arg);
   held->gone->store(true);
+  held->graphs->fetch_sub(1);
   delete held;
 }
 
@@ -259,6 +261,7 @@ int32_t Comm::lanes_for(const CaptureInfo& info, int rank, Lane** lane, ar_error
     auto held = std::make_unique<Held>();
     held->storage = storage_;
     held->gone = std::make_shared<std::atomic<bool>>(false);
+    held->graphs = graphs_;
     found->graph_gone = held->gone;
     const Code c = graph_retain(info, held.get(), drop_held);
     if (c != kOk) {
@@ -266,6 +269,7 @@ int32_t Comm::lanes_for(const CaptureInfo& info, int rank, Lane** lane, ar_error
       return runtime_error(c, rank, "tying memory to the graph", e);
     }
     held.release();
+    graphs_->fetch_add(1);
     found->capture = info.id;
   }
   *lane = &found->lane[rank];
@@ -417,11 +421,20 @@ void Comm::collect_records() {
       std::snprintf(failure_.phase, sizeof(failure_.phase), "%s", phase_name(w[0] & 0xFF));
     }
   }
-  if (!any && nccl_expired_)
+  if (!any && nccl_expired_) {
+    // A rank without a start is the one to look for: a graph that was not launched, a stream that is stuck before it.
+    const auto list = [&](bool begun) {
+      std::string text;
+      for (int r = 0; r < world_; r++)
+        if ((nccl_running_ >> r & 1) == (begun ? 1u : 0u)) text += (text.empty() ? "" : ", ") + std::to_string(r);
+      return text.empty() ? std::string("none") : text;
+    };
     fail(&failure_, AR_ERR_TIMEOUT, {},
-         "an NCCL operation took longer than %llu ms and was aborted; the communicator is unusable",
-         static_cast<unsigned long long>(timeout_ns_ / 1000000));
-  else if (!any)
+         "an NCCL operation took longer than %llu ms and was aborted (ranks that had begun it: %s; not: %s); the "
+         "communicator is unusable",
+         static_cast<unsigned long long>(timeout_ns_ / 1000000), list(true).c_str(), list(false).c_str());
+    std::snprintf(failure_.phase, sizeof(failure_.phase), "nccl");
+  } else if (!any)
     fail(&failure_, AR_ERR_TIMEOUT, {}, "the abort word was set and no rank left a record");
 }
 

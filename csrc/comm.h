@@ -123,8 +123,11 @@ class Comm : public ar_comm {
   const Board& board() const { return board_; }
   void note_chunk(int64_t bytes) { last_chunk_ = bytes; }
   void note_allocation() { allocations_++; }
-  // From the NCCL watchdog's thread: ends every wait; the next call finds out why.
-  void expire_nccl() {
+  // Graphs that captured this communicator and are still there. From any thread.
+  int graphs() const { return *graphs_; }
+  // From the NCCL watchdog's thread: ends every wait; the next call finds out why. running: the ranks (by bit) that had begun.
+  void expire_nccl(uint32_t running) {
+    nccl_running_ = running;
     nccl_expired_ = true;
     *board_.abort = 1;
   }
@@ -167,6 +170,8 @@ class Comm : public ar_comm {
   uint64_t timeout_ns_ = 0;
   bool noop_ = false;
   std::atomic<bool> nccl_expired_{false};
+  std::atomic<uint32_t> nccl_running_{0};
+  std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);
   bool closed_ = false;
   bool failed_ = false;
   ar_error failure_{};

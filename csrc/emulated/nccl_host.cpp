@@ -1,6 +1,7 @@
-// What emulated devices offer the emulated NCCL (nccl.h). One kernel on rank 0's stream, joined to the other ranks'
-// streams before and after, sums in rank order with a rounding at every hop. Its simulated time is what NCCL 2.30.7 took
-// host-staged on two H200 (2026-11-30, spec 8): 10 us and 27.9 GB/s.
+// What emulated devices offer the emulated NCCL (nccl.h). A kernel on each rank's stream; they meet in the communicator's
+// Room, rank 0's sums in rank order with a rounding at every hop, the others wait for it. As NCCL's, they wait for each
+// other without a deadline, until the communicator is aborted. The simulated time is what NCCL 2.30.7 took host-staged on
+// two H200 (2026-11-30, spec 8): 10 us with the launch and 27.9 GB/s.
 #include "nccl.h"
 
 #include "../kernels/types.h"
@@ -11,15 +12,44 @@ namespace AR_NS {
 
 namespace {
 
+// Only the thread that runs devices touches what is not atomic or under the mutex.
+struct Room {
+  // How often a rank, or the sum, has come this far; when; and what that tells.
+  struct Place {
+    uint32_t turn = 0;
+    double us = 0;
+    ReleaseRef tells;
+  };
+  Place came[8], done;
+  unsigned aborted[8] = {};
+  std::mutex mutex;
+  std::condition_variable left;
+  int graphs = 0;  // that captured the communicator
+};
+
+void reach(Block& b, Room::Place& p, uint32_t turn) {
+  fence_sys(b, Order::none);
+  p = {turn, b.core.clock_us, block_tells(b)};
+}
+// False: aborted.
+bool meet(Block& b, const unsigned* aborted, const Room::Place& p, uint32_t turn) {
+  const Spin s = spin(b, Order::none, SpinLimit{aborted, UINT64_MAX}, &p.turn,
+                      [&] { return static_cast<int32_t>(p.turn - turn) >= 0; });
+  if (s != Spin::ready) return false;
+  b.core.clock_us = std::max(b.core.clock_us, p.us);
+  if (p.tells != nullptr) block_learns(b, p.tells);
+  fence_sys(b, Order::none);
+  return true;
+}
+
 struct NcclReduce {
   static constexpr const char* kName = "nccl";
   static constexpr int kMaxThreads = 512;
-  static constexpr bool kTalks = false;
+  Room* room;
   const void* send[8];
   void* recv[8];
   int64_t count;
-  int n, type, average;
-  const uint32_t* hang;  // not null: runs until this word is set
+  int rank, n, type, average, hang;
 
   template <class E>
   void real() const {
@@ -41,14 +71,27 @@ struct NcclReduce {
   }
 
   AR_DEVICE void operator()(Block& b) const {
-    if (hang != nullptr) spin(b, Order::none, SpinLimit{hang, UINT64_MAX}, hang, [] { return false; });
+    const uint32_t turn = room->came[rank].turn + 1;
+    reach(b, room->came[rank], turn);
+    const unsigned* aborted = &room->aborted[rank];
+    if (hang != 0 || rank != 0) {
+      meet(b, aborted, room->done, turn);
+      return;
+    }
+    for (int r = 1; r < n; r++)
+      if (!meet(b, aborted, room->came[r], turn)) return;
+    sum(b);
+    reach(b, room->done, turn);
+  }
+
+  AR_DEVICE void sum(Block& b) const {
     const int64_t size = type == ar::nccl::kFloat32 || type == ar::nccl::kInt32   ? 4
                          : type == ar::nccl::kFloat64 || type == ar::nccl::kInt64 ? 8
                          : type == ar::nccl::kInt8 || type == ar::nccl::kUint8    ? 1
                                                                                   : 2;
     for (int r = 0; r < n; r++) block_uses(b, send[r], count * size, false);
     for (int r = 0; r < n; r++) block_uses(b, recv[r], count * size, true);
-    b.core.clock_us += 10 + static_cast<double>(count * size) / 27.9e3;
+    b.core.clock_us += 8 + static_cast<double>(count * size) / 27.9e3;
     switch (type) {
       case ar::nccl::kFloat32:
         return real<F32>();
@@ -74,48 +117,70 @@ int nccl_current_device() {
   return d;
 }
 
-int nccl_allreduce(const ar_emulated_nccl_part* parts, int n, size_t count, int type, int average,
-                   const unsigned* hang) {
+void* nccl_room() {
+  static auto* all = new std::vector<Room*>;  // so that nobody takes them for leaked
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  all->push_back(new Room);
+  return all->back();
+}
+
+Code hold(Room& room, Stream stream) {
+  CaptureInfo info;
+  const Code c = capture_info(stream, &info);
+  if (c != kOk || info.state != Capturing::active) return c;
+  {
+    std::lock_guard<std::mutex> lock(room.mutex);
+    room.graphs++;
+  }
+  const auto drop = [](void* arg) {
+    Room& r = *static_cast<Room*>(arg);
+    std::lock_guard<std::mutex> lock(r.mutex);
+    if (--r.graphs == 0) r.left.notify_all();
+  };
+  const Code kept = graph_retain(info, &room, drop);
+  if (kept != kOk) drop(&room);
+  return kept;
+}
+
+int nccl_allreduce(void* room, const ar_emulated_nccl_part* parts, int n, size_t count, int type, int average,
+                   int hang) {
   int before = 0;
   get_device(&before);
   NcclReduce k{};
-  Code c = set_device(parts[0].device);
+  k.room = static_cast<Room*>(room);
   k.count = static_cast<int64_t>(count);
   k.n = n;
   k.type = type;
   k.average = average;
   k.hang = hang;
-  Event event = nullptr;
-  const Stream lead = static_cast<Stream>(parts[0].stream);
-  // As NCCL may: its events go while they are in use, the work they order does not.
-  const auto event_forget = [](Event e) {
-    Guard g;
-    g.w.events.erase(handle_value(e));
-  };
-  for (int r = 0; r < n && c == kOk; r++) {
+  for (int r = 0; r < n; r++) {
     k.send[r] = parts[r].send;
     k.recv[r] = parts[r].recv;
-    if (r == 0) continue;
-    c = set_device(parts[r].device);
-    if (c == kOk) c = event_create(&event, false);
-    if (c == kOk) c = event_record(event, static_cast<Stream>(parts[r].stream));
-    if (c == kOk) c = stream_wait(lead, event);
-    event_forget(event);
   }
-  if (c == kOk) c = set_device(parts[0].device);
-  if (c == kOk) c = launch(k, 1, 512, lead);
-  if (c == kOk) c = event_create(&event, false);
-  if (c == kOk) c = event_record(event, lead);
-  for (int r = 1; r < n && c == kOk; r++) c = stream_wait(static_cast<Stream>(parts[r].stream), event);
-  event_forget(event);
+  Code c = kOk;
+  for (int r = 0; r < n && c == kOk; r++) {
+    const Stream stream = static_cast<Stream>(parts[r].stream);
+    k.rank = r;
+    c = set_device(parts[r].device);
+    if (c == kOk) c = hold(*k.room, stream);
+    if (c == kOk) c = launch(k, 1, 512, stream);
+  }
   set_device(before);
   return c;
+}
+
+void nccl_leave(void* arg, int rank, int abort) {
+  Room& room = *static_cast<Room*>(arg);
+  if (abort != 0) __atomic_store_n(&room.aborted[rank], 1u, __ATOMIC_SEQ_CST);
+  std::unique_lock<std::mutex> lock(room.mutex);
+  room.left.wait(lock, [&] { return room.graphs == 0; });
 }
 
 }  // namespace
 
 const void* emulated_nccl_host() {
-  static const ar_emulated_nccl_host table = {nccl_current_device, nccl_allreduce};
+  static const ar_emulated_nccl_host table = {nccl_current_device, nccl_room, nccl_allreduce, nccl_leave};
   return &table;
 }
 

@@ -1,10 +1,10 @@
 // The World itself: making and replacing the machine, host threads, the worker thread, devices as queries see them.
 #include "world.h"
 
-#include <signal.h>
-
 #include <cstdio>
 #include <cstdlib>
+
+#include "../thread.h"
 
 namespace AR_NS {
 
@@ -147,14 +147,9 @@ void World::tear_down(Lock& l) {
 bool World::start_worker() {
   if (ending) return false;
   if (worker_runs) return true;
-  // Signals are for the program's own threads: its handlers may expect their stacks (Go's do).
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
   stop = false;
   worker_runs = true;
-  worker = std::thread([this] { work_loop(); });
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  worker = quiet_thread([this] { work_loop(); });
   return true;
 }
 

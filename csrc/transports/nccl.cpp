@@ -4,24 +4,28 @@
 // device buffer, reduced there and converted back; rows with a pitch are packed and unpacked the same way; an absent
 // rank's part is zeroes. Bit-equality between ranks is NCCL's affair.
 //
-// Deadlines: communicators are made on a thread of their own, with a deadline. After that a watchdog times the host calls
-// and the eager operations (by events of their own); what takes too long is ended with ncclCommAbort, which NCCL allows
-// from another thread, and becomes the communicator's failure. Ranks of one call captured into one graph start together and
-// need no deadline; captured into a graph per device they do, which is not there yet.
-// ncclCommDestroy and ncclCommAbort return only when every graph that captured the communicator is gone: Close hands them
-// to a thread of their own.
+// Deadlines: communicators are made on a thread of their own, with a deadline. After that a watchdog times the host calls,
+// eager operations and replays; what takes too long is ended with ncclCommAbort, which NCCL allows from another thread, and
+// becomes the communicator's failure. It times starts without ends. Eager ones are events: they cost the stream nothing, a
+// mark is a launch of 2 us before NCCL and one after. An event of a graph cannot be asked about, so captured calls have
+// marks (kernels/mark.h). A replay is not seen being launched, only its mark: while a graph holds the communicator the
+// watchdog looks at them, a word per rank and at most 4 times a second with the default deadline of 10 s.
+// ncclCommDestroy and ncclCommAbort return only when every graph that captured the communicator is gone: they run on
+// threads of their own. Close aborts what graphs can still launch, so that a replay after it waits for nobody.
 //
-// Memory: none until the first converted or packed call; then one buffer per rank of the power of two that holds the wire
-// values, at most 32 MiB (NCCL is within 3 % of its best rate there: 27.3 of 27.9 GB/s at 16 MiB, two H200 host-staged,
-// NCCL 2.30.7, 2026-11-30); larger payloads in pieces. A larger buffer is made beside a smaller one, which a graph may use.
+// Memory: a line of marks per rank, and from the first converted or packed call one buffer per rank of the power of two that
+// holds the wire values, at most 32 MiB (NCCL is within 3 % of its best rate there: 27.3 of 27.9 GB/s at 16 MiB, two H200
+// host-staged, NCCL 2.30.7, 2026-11-30); larger payloads in pieces. A larger buffer is made beside a smaller one, which a
+// graph may use.
 // Included by all_*.cpp.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <thread>
 
+#include "../kernels/mark.h"
 #include "../kernels/pieces.h"
+#include "../thread.h"
 #include "nccl_library.h"
 #include "transport.h"
 
@@ -31,6 +35,7 @@ namespace {
 
 constexpr int64_t kLargestBuffer = 32 << 20;
 constexpr int64_t kSmallestBuffer = 1 << 20;
+constexpr int64_t kMarkBytes = 128;  // one line a rank
 constexpr auto kInitDeadline = std::chrono::seconds(60);
 
 int nccl_type(int32_t t) {
@@ -65,20 +70,29 @@ struct NcclRanks {
   bool made = false;
   int result = 0;
   std::string text;
-  // The host call in flight, for the watchdog: when it began, 0 if none is. Nanoseconds of the steady clock.
-  std::atomic<int64_t> since{0};
+  std::atomic<int64_t> since{0};  // of the host's call in flight, by now_ns; 0: none is
   std::atomic<bool> aborted{false};
-
-  void abort() {
-    if (aborted.exchange(true)) return;
-    for (int r = 0; r < n; r++)
-      if (comm[r] != nullptr) lib.api.CommAbort(comm[r]);
-  }
 };
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+// What the host is in, for the watchdog.
+struct HostCall {
+  explicit HostCall(NcclRanks& x) : ranks(x) { ranks.since = now_ns(); }
+  ~HostCall() { ranks.since = 0; }
+  HostCall(const HostCall&) = delete;
+  HostCall& operator=(const HostCall&) = delete;
+  NcclRanks& ranks;
+};
+
+// A thread for each rank: every call returns only when the graphs are gone, and no rank may wait for another one's.
+void abort_ranks(const std::shared_ptr<NcclRanks>& x) {
+  if (x->aborted.exchange(true)) return;
+  for (int r = 0; r < x->n; r++)
+    if (x->comm[r] != nullptr) quiet_thread([x, r] { x->lib.api.CommAbort(x->comm[r]); }).detach();
 }
 
 // The whole of initialisation, on a thread of its own.
@@ -130,8 +144,9 @@ class Nccl final : public Transport {
     watch_cv_.notify_all();
     if (watchdog_.joinable()) watchdog_.join();
     if (ranks_ == nullptr) return;
-    std::thread([ranks = std::move(ranks_)] {
-      if (ranks->aborted) return;
+    if (comm_.graphs() > 0 || eager_runs()) abort_ranks(ranks_);
+    if (ranks_->aborted) return;
+    quiet_thread([ranks = std::move(ranks_)] {
       for (int r = 0; r < ranks->n; r++)
         if (ranks->comm[r] != nullptr) ranks->lib.api.CommDestroy(ranks->comm[r]);
     }).detach();
@@ -160,20 +175,20 @@ class Nccl final : public Transport {
       if (const int32_t s = need_buffer(std::min(call.count * size, kLargestBuffer), e)) return s;
     const int64_t step = packed ? kLargestBuffer / size : call.count;
     call.enqueued = true;
-    if (!call.captured)
-      if (const int32_t s = mark(call, begun_, e)) return s;
+    const HostCall timed(*ranks_);
+    watch(call.captured);
+    if (const int32_t s = mark(call, true, e)) return s;
     for (int64_t first = 0; first < call.count; first += step) {
       const int64_t end = std::min(call.count, first + step);
       if (const int32_t s = piece(call, packed, first, end, e)) return s;
     }
-    if (!call.captured) {
-      if (const int32_t s = mark(call, ended_, e)) return s;
-      watch();
-    }
-    return AR_OK;
+    return mark(call, false, e);
   }
 
-  void memory(int, int64_t* device, int64_t*) const override { *device = held_; }
+  void memory(int, int64_t* device, int64_t* pinned) const override {
+    *device = held_;
+    *pinned = marks_ != nullptr ? kMarkBytes : 0;
+  }
 
  private:
   int32_t nccl_error(int result, int rank, const char* what, ar_error* e) const {
@@ -193,7 +208,9 @@ class Nccl final : public Transport {
     x->lib = lib_;
     x->n = n_;
     for (int r = 0; r < n_; r++) x->device[r] = comm_.rank(r).device;
-    std::thread(make_ranks, x).detach();
+    if (marks_ == nullptr)
+      if (const int32_t s = make_marks(e)) return s;
+    quiet_thread([x] { make_ranks(x); }).detach();
     std::unique_lock<std::mutex> lock(x->mutex);
     if (!x->cv.wait_for(lock, kInitDeadline, [&] { return x->made; }))
       return fail(e, AR_ERR_TIMEOUT, {}, "NCCL %s was not ready after 60 s",
@@ -204,6 +221,20 @@ class Nccl final : public Transport {
     lock.unlock();
     ranks_ = std::move(x);
     comm_.note_allocation();
+    return AR_OK;
+  }
+
+  int32_t make_marks(ar_error* e) {
+    void *host = nullptr, *device = nullptr;
+    if (const int32_t s = comm_.allocate_pinned(0, n_ * kMarkBytes, &host, &device, e)) return s;
+    std::memset(host, 0, static_cast<size_t>(n_ * kMarkBytes));
+    for (int r = 0; r < n_; r++) {
+      Code c = set_device(comm_.rank(r).device);
+      if (c == kOk) c = load_kernel<StreamMark>();
+      if (c != kOk) return comm_.runtime_error(c, r, "loading the mark kernel", e);
+    }
+    marks_ = static_cast<char*>(host);
+    marks_device_ = static_cast<char*>(device);
     return AR_OK;
   }
 
@@ -237,7 +268,6 @@ class Nccl final : public Transport {
       if (c != kOk) return comm_.runtime_error(c, r, "packing for NCCL", e);
     }
     const ar::nccl::Api& api = lib_.api;
-    ranks_->since = now_ns();
     int result = api.GroupStart();
     int at = -1;
     for (int r = 0; r < n_ && result == ar::nccl::kSuccess; r++) {
@@ -249,7 +279,6 @@ class Nccl final : public Transport {
                              call.op == AR_AVG ? ar::nccl::kAvg : ar::nccl::kSum, ranks_->comm[r], part.stream);
     }
     const int ended = api.GroupEnd();
-    ranks_->since = 0;
     if (result != ar::nccl::kSuccess) return nccl_error(result, at, "ncclAllReduce", e);
     if (ended != ar::nccl::kSuccess) return nccl_error(ended, -1, "ncclGroupEnd", e);
     for (int r = 0; r < n_ && packed; r++) {
@@ -299,53 +328,83 @@ class Nccl final : public Transport {
 
   // ---- the watchdog -------------------------------------------------------------------------------------------
 
-  int32_t mark(Call& call, Mark* marks, ar_error* e) {
+  int32_t mark(Call& call, bool start, ar_error* e) {
     std::lock_guard<std::mutex> lock(watch_mutex_);
     for (int r = 0; r < n_; r++) {
-      const Code c = set_device(comm_.rank(r).device);
-      if (c != kOk) return comm_.runtime_error(c, r, "choosing the device", e);
-      if (const int32_t s = comm_.record(marks[r], r, call.parts[static_cast<size_t>(r)].stream, e)) return s;
+      const Stream stream = call.parts[static_cast<size_t>(r)].stream;
+      Code c = set_device(comm_.rank(r).device);
+      if (c == kOk && call.captured) {
+        auto* word = reinterpret_cast<uint32_t*>(marks_device_ + r * kMarkBytes);
+        c = launch(StreamMark{word, start ? 1 : 0}, 1, StreamMark::kMaxThreads, stream);
+      }
+      if (c != kOk) return comm_.runtime_error(c, r, "marking the stream", e);
+      if (call.captured) continue;
+      if (const int32_t s = comm_.record(start ? begun_[r] : ended_[r], r, stream, e)) return s;
     }
     return AR_OK;
   }
+  uint32_t replay_runs(int r) const {
+    return *reinterpret_cast<const volatile uint32_t*>(marks_ + r * kMarkBytes);
+  }
+  bool eager_runs() const {
+    for (const Mark& m : ended_) {
+      bool ended = true;
+      if (m.recorded && event_query(m.event, &ended) == kOk && !ended) return true;
+    }
+    return false;
+  }
 
   // In the emulator's stepped drive nothing runs by itself, so there is nothing for a thread to watch.
-  void watch() {
+  void watch(bool captured) {
     {
       std::lock_guard<std::mutex> lock(watch_mutex_);
-      outstanding_ = true;
-      if (!watchdog_.joinable() && !drive_is_stepped()) watchdog_ = std::thread([this] { watch_loop(); });
+      (captured ? captured_ : outstanding_) = true;
+      if (!watchdog_.joinable() && !drive_is_stepped()) watchdog_ = quiet_thread([this] { watch_loop(); });
     }
     watch_cv_.notify_all();
   }
+
+  // How long one thing has been seen running; 0 is nothing.
+  struct Running {
+    uint32_t what = 0;
+    int64_t since = 0;
+    bool longer_than(int64_t limit, uint32_t now_is, int64_t now) {
+      if (now_is != what) since = now;
+      what = now_is;
+      return what != 0 && now - since > limit;
+    }
+  };
+
   void watch_loop() {
+    const int64_t limit = static_cast<int64_t>(comm_.timeout_ns());
+    const auto period = std::chrono::nanoseconds(std::clamp<int64_t>(limit / 32, 1000000, 250000000));
+    Running eager[kMaxRanks], replay[kMaxRanks];
     std::unique_lock<std::mutex> lock(watch_mutex_);
-    int64_t started[kMaxRanks] = {};
     for (;;) {
-      watch_cv_.wait(lock, [&] { return stop_ || outstanding_; });
-      if (stop_) return;
-      const auto period =
-          std::chrono::nanoseconds(std::min<int64_t>(static_cast<int64_t>(comm_.timeout_ns() / 8), 20000000));
+      watch_cv_.wait(lock, [&] { return stop_ || outstanding_ || captured_; });
       watch_cv_.wait_for(lock, period, [&] { return stop_; });
       if (stop_) return;
       RelaxedCapture relaxed;
-      const int64_t now = now_ns(), limit = static_cast<int64_t>(comm_.timeout_ns());
-      const int64_t since = ranks_->since;
-      bool expired = since != 0 && now - since > limit, any = false;
+      const int64_t now = now_ns(), since = ranks_->since;
+      bool expired = since != 0 && now - since > limit, any_eager = since != 0, any_replay = comm_.graphs() > 0;
+      uint32_t running = 0;  // ranks, by bit
       for (int r = 0; r < n_; r++) {
-        bool begun = false, ended = false;
-        if (event_query(begun_[r].event, &begun) != kOk || event_query(ended_[r].event, &ended) != kOk) continue;
-        any |= !ended;
-        if (!begun || ended) started[r] = 0;
-        if (begun && !ended && started[r] == 0) started[r] = now;
-        expired |= started[r] != 0 && now - started[r] > limit;
+        bool begun = false, ended = true;
+        if (outstanding_ && (event_query(begun_[r].event, &begun) != kOk || event_query(ended_[r].event, &ended) != kOk))
+          ended = true;
+        any_eager |= !ended;
+        expired |= eager[r].longer_than(limit, begun && !ended, now);
+        const uint32_t stamp = replay_runs(r);
+        any_replay |= stamp != 0;
+        expired |= replay[r].longer_than(limit, stamp, now);
+        if (eager[r].what != 0 || stamp != 0) running |= 1u << r;
       }
-      outstanding_ = any;
+      outstanding_ = any_eager;
+      captured_ = any_replay;
       if (!expired) continue;
       lock.unlock();
-      comm_.expire_nccl();
-      // On a thread of its own: it returns only when every graph that captured the communicator is gone.
-      std::thread([ranks = ranks_] { ranks->abort(); }).detach();
+      comm_.expire_nccl(running);
+      abort_ranks(ranks_);
       return;
     }
   }
@@ -361,7 +420,10 @@ class Nccl final : public Transport {
   std::mutex watch_mutex_;
   std::condition_variable watch_cv_;
   std::thread watchdog_;
-  bool stop_ = false, outstanding_ = false;
+  bool stop_ = false;
+  bool outstanding_ = false;  // an eager call may run
+  bool captured_ = false;     // a graph may be launched
+  char *marks_ = nullptr, *marks_device_ = nullptr;
   Mark begun_[kMaxRanks], ended_[kMaxRanks];
 };
 

@@ -19,7 +19,7 @@ using namespace ar::nccl;
 
 struct ar::nccl::ncclComm {
   int ranks, rank, device;
-  unsigned aborted;
+  void* room;
 };
 
 namespace {
@@ -52,8 +52,8 @@ int flush() {
       parts[static_cast<size_t>(p.comm->rank)] = p.part;
     }
     if (asked("call")) return 3;
-    if (host->allreduce(parts.data(), n, all[at].count, all[at].type, all[at].op == kAvg,
-                        asked("hang") ? &all[at].comm->aborted : nullptr) != 0)
+    if (host->allreduce(all[at].comm->room, parts.data(), n, all[at].count, all[at].type, all[at].op == kAvg,
+                        asked("hang")) != 0)
       return 1;
     at += static_cast<size_t>(n);
   }
@@ -70,21 +70,26 @@ API int ncclGetVersion(int* v) {
 }
 API int ncclGetUniqueId(UniqueId* id) {
   std::memset(id, 0, sizeof(*id));
+  void* room = host->room();
+  std::memcpy(id->internal, &room, sizeof(room));
   return kSuccess;
 }
-API int ncclCommInitRankConfig(ar::nccl::Comm* comm, int n, UniqueId, int rank, Config* config) {
+API int ncclCommInitRankConfig(ar::nccl::Comm* comm, int n, UniqueId id, int rank, Config* config) {
   if (asked("init")) return 2;
   if (config == nullptr || config->magic != 0xcafebeef || config->size < 48) return 4;
-  *comm = new ar::nccl::ncclComm{n, rank, host->current_device(), 0};
+  void* room = nullptr;
+  std::memcpy(&room, id.internal, sizeof(room));
+  *comm = new ar::nccl::ncclComm{n, rank, host->current_device(), room};
   return kSuccess;
 }
 API int ncclCommDestroy(ar::nccl::Comm c) {
+  host->leave(c->room, c->rank, 0);
   delete c;
   return kSuccess;
 }
 API int ncclCommAbort(ar::nccl::Comm c) {
-  __atomic_store_n(&c->aborted, 1u, __ATOMIC_SEQ_CST);  // never freed: an operation may still look at it
-  return kSuccess;
+  host->leave(c->room, c->rank, 1);
+  return kSuccess;  // never freed: it is called beside a call in flight
 }
 API int ncclCommGetAsyncError(ar::nccl::Comm, int* result) {
   *result = kSuccess;
