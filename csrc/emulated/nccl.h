@@ -18,7 +18,8 @@ struct ar_emulated_nccl_host {
   // Enqueues one all-reduce of n ranks, a kernel on each one's stream: count elements of an NCCL type, sum or
   // (average != 0) mean, each rounded to the type at every hop as a ring does. hang != 0: it ends only when aborted. 0, or
   // a runtime code.
-  int (*allreduce)(void* room, const ar_emulated_nccl_part* parts, int n, size_t count, int type, int average, int hang);
+  int (*allreduce)(void* room, const ar_emulated_nccl_part* parts, int n, size_t count, int type, int average,
+                   int hang);
   // abort != 0: what runs for this rank, and what graphs launch later, ends at once. Returns when no graph that captured
   // the communicator is left, as NCCL's own calls do.
   void (*leave)(void* room, int rank, int abort);

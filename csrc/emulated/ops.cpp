@@ -21,7 +21,7 @@ OpRef World::make_op(WorkRef work, int device, uint64_t stream, Timeline line) {
 // An edge: `op` starts after `before` has ended. It joins times and clocks, here or in finish().
 void World::need(const OpRef& op, const OpRef& before, double lag) {
   if (before == nullptr) return;
-  if (kTsan) op->after.push_back(before);
+  if (kTsan && tsan_streams) op->after.push_back(before);
   if (before->state == OpState::done) {
     op->ready_us = std::max(op->ready_us, before->end_us + lag);
     op->clock.join(before->clock);
@@ -71,7 +71,7 @@ bool World::engine_free(const Op& op) const {
 
 // What an op does to memory: a copy, or a fill where from is null.
 void World::effect(const OpRef& op, void* to, const void* from, int byte, size_t bytes) {
-  if (kTsan) {
+  if (kTsan && tsan_streams) {
     std::vector<const void*> before = {&op->id};
     for (const OpRef& b : op->after) before.push_back(&b->state);
     tsan.run(op->line, before.data(), before.size(), &op->state, &devices[static_cast<size_t>(op->device)].done, to,

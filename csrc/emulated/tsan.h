@@ -15,6 +15,9 @@
 
 namespace AR_NS {
 
+// Set by the test of copies alone, before it makes its machine: beside kernels this view is wrong (above).
+inline bool tsan_streams = false;
+
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kTsan = true;
 

@@ -343,9 +343,7 @@ class Nccl final : public Transport {
     }
     return AR_OK;
   }
-  uint32_t replay_runs(int r) const {
-    return *reinterpret_cast<const volatile uint32_t*>(marks_ + r * kMarkBytes);
-  }
+  uint32_t replay_runs(int r) const { return *reinterpret_cast<const volatile uint32_t*>(marks_ + r * kMarkBytes); }
   bool eager_runs() const {
     for (const Mark& m : ended_) {
       bool ended = true;
@@ -390,7 +388,8 @@ class Nccl final : public Transport {
       uint32_t running = 0;  // ranks, by bit
       for (int r = 0; r < n_; r++) {
         bool begun = false, ended = true;
-        if (outstanding_ && (event_query(begun_[r].event, &begun) != kOk || event_query(ended_[r].event, &ended) != kOk))
+        if (outstanding_ &&
+            (event_query(begun_[r].event, &begun) != kOk || event_query(ended_[r].event, &ended) != kOk))
           ended = true;
         any_eager |= !ended;
         expired |= eager[r].longer_than(limit, begun && !ended, now);

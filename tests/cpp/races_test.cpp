@@ -5,6 +5,8 @@
 
 #include "emulated_rig.h"
 
+#include "emulated/tsan.h"  // of the rig's platform
+
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kTsanBuild = true;
 static volatile int g_reports = 0;
@@ -153,6 +155,7 @@ TEST_F(Races, BothToolsAgree) {
          up(b_, host_);
        }},
   };
+  tsan_streams = true;
   for (const Program& p : programs) {
     machine(2, AR_DRIVE_STEPPED, AR_SCHEDULE_FIFO, 1);
     host_ = pinned(kBytes / 4);
