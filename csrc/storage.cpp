@@ -2,13 +2,10 @@
 // Included by all_*.cpp.
 #include "comm.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <chrono>
 #include <cstdlib>
-#include <thread>
 
+#include "thread.h"
 #include "transports/transport.h"
 
 namespace AR_NS {
@@ -65,12 +62,12 @@ bool passed(const Storage& s) {
     const Code c = event_query(m.event, &done);
     if (c == kOk && !done) return false;  // an error means a lost device: nothing will ever pass, free it
   }
-  // A call that failed half-way left work on streams of our own that no end event stands for.
+  // A call that failed half-way left work on streams of our own that no end event stands for. A stream in a capture has
+  // none, may not be asked, and belongs to a graph that holds the storage: Close need not wait for it.
   for (Stream stream : s.streams) {
     CaptureInfo info;
     bool done = false;
-    if (capture_info(stream, &info) != kOk) continue;
-    if (info.state != Capturing::none) return false;
+    if (capture_info(stream, &info) != kOk || info.state != Capturing::none) continue;
     if (stream_query(stream, &done) == kOk && !done) return false;
   }
   return true;
@@ -125,13 +122,8 @@ void reap_in_background() {
   if (reap() == 0 || drive_is_stepped()) return;
   std::lock_guard<std::mutex> lock(reaper().mutex);
   if (reaper().runs || reaper().waiting.empty()) return;
-  // Signals are for the program's own threads: its handlers may expect their stacks (Go's do).
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
   reaper().runs = true;
-  std::thread(reap_until_done).detach();
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  ar::quiet_thread(reap_until_done).detach();
 }
 
 int32_t Comm::runtime_error(Code code, int rank, const char* what, ar_error* e) const {

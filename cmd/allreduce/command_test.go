@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -68,17 +70,53 @@ func invoke(t *testing.T, env []string, args ...string) outcome {
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), err.String()}
 }
 
-// runJSON runs `run --backend emulated --json` and reads the report.
-func runJSON(t *testing.T, wantCode int, env []string, args ...string) runReport {
+// decodeReport reads the one JSON object a command ended with.
+func decodeReport[R any](t *testing.T, wantCode int, o outcome) R {
 	t.Helper()
-	o := invoke(t, env, append([]string{"run", "--backend", "emulated", "--json"}, args...)...)
 	require.Equal(t, wantCode, o.code, "%s%s", o.out, o.err)
-	var report runReport
+	var report R
 	decoder := json.NewDecoder(strings.NewReader(o.out))
 	decoder.DisallowUnknownFields()
 	require.NoError(t, decoder.Decode(&report), o.out)
 	require.False(t, decoder.More(), "one JSON object only: %s", o.out)
 	return report
+}
+
+// interrupt starts a command that would go on for long, interrupts it once it reduces, and gives the report it left.
+func interrupt(t *testing.T, args ...string) string {
+	t.Helper()
+	folder := t.TempDir()
+	file := filepath.Join(folder, "r.json")
+	cmd := command(t, nil, append(args, "--backend", "emulated", "--json-file", file)...)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var errors strings.Builder
+	cmd.Stderr = &errors
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), "SIMULATED") { // the last line before the reductions
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	for lines.Scan() {
+	}
+	_ = cmd.Wait()
+	require.Equal(t, exitFailed, cmd.ProcessState.ExitCode(), errors.String())
+	require.Equal(t, 1, strings.Count(errors.String(), "\n"), errors.String())
+	require.Contains(t, errors.String(), "interrupted")
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "nothing else is left behind")
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "interrupted")
+	return string(text)
+}
+
+// runJSON runs `run --backend emulated --json` and reads the report.
+func runJSON(t *testing.T, wantCode int, env []string, args ...string) runReport {
+	t.Helper()
+	o := invoke(t, env, append([]string{"run", "--backend", "emulated", "--json"}, args...)...)
+	return decodeReport[runReport](t, wantCode, o)
 }
 
 // requireRefused asserts exit 2 and one line on standard error that holds every part.

@@ -100,3 +100,15 @@ func parseOrdinals(flag, text string, limit int) ([]int, error) {
 		return int(n), nil
 	})
 }
+
+// parseDevices reads --devices: the device of each rank; nil where none are named.
+func parseDevices(text string, ranks int) ([]int, error) {
+	if text == "" {
+		return nil, nil
+	}
+	devices, err := parseOrdinals("--devices", text, 1<<16)
+	if err == nil && len(devices) != ranks {
+		err = fmt.Errorf("--devices names %d devices; allowed: one per rank, %d", len(devices), ranks)
+	}
+	return devices, err
+}

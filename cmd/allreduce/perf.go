@@ -214,13 +214,8 @@ func (f *perfFlags) job(changed func(string) bool) (*perfJob, error) {
 		j.Iters = f.iters
 	}
 	var err error
-	if f.devices != "" {
-		if j.Devices, err = parseOrdinals("--devices", f.devices, 1<<16); err != nil {
-			return nil, err
-		}
-		if len(j.Devices) != j.Ranks {
-			return nil, fmt.Errorf("--devices names %d devices; allowed: one per rank, %d", len(j.Devices), j.Ranks)
-		}
+	if j.Devices, err = parseDevices(f.devices, j.Ranks); err != nil {
+		return nil, err
 	}
 	if j.Sizes, err = f.sizes(j.Type, changed); err != nil {
 		return nil, err

@@ -36,12 +36,6 @@ func perfAndReport(ctx context.Context, s streams, f *perfFlags, job *perfJob) e
 		report.Error = oneLine(err)
 	}
 	printer.finish(report)
-	if f.asJSON {
-		err = errors.Join(err, writeJSON(s.out, report))
-	}
-	if f.jsonFile != "" {
-		err = errors.Join(err, writeJSONFile(f.jsonFile, report))
-	}
 	if len(report.Results) > 0 {
 		if f.csvFile != "" {
 			err = errors.Join(err, writePerfCSV(f.csvFile, report))
@@ -50,10 +44,7 @@ func perfAndReport(ctx context.Context, s streams, f *perfFlags, job *perfJob) e
 			err = errors.Join(err, writePerfPlot(f.plotFile, report))
 		}
 	}
-	if err == nil && !report.OK {
-		return errFinding
-	}
-	return err
+	return deliver(s, f.asJSON, f.jsonFile, report, report.OK, err)
 }
 
 // right says whether no element was wrong, NCCL's included.

@@ -27,13 +27,7 @@ var quick = []string{"--backend", "emulated", "-n", "4", "-w", "1", "--repeats",
 func perfJSON(t *testing.T, wantCode int, env []string, args ...string) perfReport {
 	t.Helper()
 	o := invoke(t, env, append([]string{"perf", "--json"}, args...)...)
-	require.Equal(t, wantCode, o.code, "%s%s", o.out, o.err)
-	var report perfReport
-	decoder := json.NewDecoder(strings.NewReader(o.out))
-	decoder.DisallowUnknownFields()
-	require.NoError(t, decoder.Decode(&report), o.out)
-	require.False(t, decoder.More(), "one JSON object only: %s", o.out)
-	return report
+	return decodeReport[perfReport](t, wantCode, o)
 }
 
 func quickJSON(t *testing.T, wantCode int, env []string, args ...string) perfReport {

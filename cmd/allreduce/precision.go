@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -82,16 +81,8 @@ func runPrecision(ctx context.Context, s streams, j *precisionJob) error {
 	}
 	if !j.asJSON {
 		fmt.Fprint(s.out, precisionText(report))
-	} else {
-		err = errors.Join(err, writeJSON(s.out, report))
 	}
-	if j.jsonFile != "" {
-		err = errors.Join(err, writeJSONFile(j.jsonFile, report))
-	}
-	if err == nil && !report.OK {
-		return errFinding
-	}
-	return err
+	return deliver(s, j.asJSON, j.jsonFile, report, report.OK, err)
 }
 
 // precisionProgress shows what is being measured, on a terminal only.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -205,4 +206,18 @@ func round3(x float64) float64 { return math.Round(x*1000) / 1000 }
 
 func writeJSONFile(path string, object any) error {
 	return atomicfile.Write(path, func(w io.Writer) error { return writeJSON(w, object) })
+}
+
+// deliver writes the JSON of a report that is complete, and gives the command's error: what failed, or the finding.
+func deliver(s streams, asJSON bool, file string, report any, ok bool, err error) error {
+	if asJSON {
+		err = errors.Join(err, writeJSON(s.out, report))
+	}
+	if file != "" {
+		err = errors.Join(err, writeJSONFile(file, report))
+	}
+	if err == nil && !ok {
+		return errFinding
+	}
+	return err
 }

@@ -137,13 +137,8 @@ func (f *runFlags) job(changed func(string) bool) (*runJob, error) {
 	if j.typ, err = allreduce.ParseType(f.typ); err != nil {
 		return nil, err
 	}
-	if f.devices != "" {
-		if j.devices, err = parseOrdinals("--devices", f.devices, 1<<16); err != nil {
-			return nil, err
-		}
-		if len(j.devices) != j.ranks {
-			return nil, fmt.Errorf("--devices names %d devices; allowed: one per rank, %d", len(j.devices), j.ranks)
-		}
+	if j.devices, err = parseDevices(f.devices, j.ranks); err != nil {
+		return nil, err
 	}
 	if j.absent, err = parseAbsent(f.absent, j.ranks); err != nil {
 		return nil, err
@@ -220,14 +215,5 @@ func runAndReport(ctx context.Context, s streams, f *runFlags, job *runJob) erro
 		report.Error = oneLine(err)
 	}
 	printer.finish(report)
-	if f.asJSON {
-		err = errors.Join(err, writeJSON(s.out, report))
-	}
-	if f.jsonFile != "" {
-		err = errors.Join(err, writeJSONFile(f.jsonFile, report))
-	}
-	if err == nil && !report.OK {
-		return errFinding
-	}
-	return err
+	return deliver(s, f.asJSON, f.jsonFile, report, report.OK, err)
 }

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -265,27 +263,5 @@ func TestRunSameSeedSameResult(t *testing.T) {
 
 // An interrupt ends the run between two batches: the report is whole, nothing is left behind.
 func TestRunInterrupted(t *testing.T) {
-	folder := t.TempDir()
-	file := filepath.Join(folder, "r.json")
-	cmd := command(t, nil, "run", "--backend", "emulated", "--sizes", "1K,4M", "--iters", "1000000", "--json-file", file)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	var errors strings.Builder
-	cmd.Stderr = &errors
-	require.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	for lines.Scan() && !strings.Contains(lines.Text(), "SIMULATED") { // the last line before the reductions
-	}
-	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-	for lines.Scan() {
-	}
-	_ = cmd.Wait()
-	require.Equal(t, exitFailed, cmd.ProcessState.ExitCode(), errors.String())
-	require.Contains(t, errors.String(), "interrupted")
-	entries, err := os.ReadDir(folder)
-	require.NoError(t, err)
-	require.Len(t, entries, 1)
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Contains(t, string(text), "interrupted")
+	interrupt(t, "run", "--sizes", "1K,4M", "--iters", "1000000")
 }

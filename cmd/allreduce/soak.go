@@ -141,13 +141,8 @@ func (f *soakFlags) job(cmd *cobra.Command) (*soakJob, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.devices != "" {
-		if j.devices, err = parseOrdinals("--devices", f.devices, 1<<16); err != nil {
-			return nil, err
-		}
-		if len(j.devices) != j.ranks {
-			return nil, fmt.Errorf("--devices names %d devices; allowed: one per rank, %d", len(j.devices), j.ranks)
-		}
+	if j.devices, err = parseDevices(f.devices, j.ranks); err != nil {
+		return nil, err
 	}
 	if err := f.readLists(j); err != nil {
 		return nil, err

@@ -51,16 +51,7 @@ func soakAndReport(ctx context.Context, s streams, f *soakFlags, job *soakJob) e
 		report.Error = oneLine(err)
 	}
 	printer.finish(report)
-	if f.asJSON {
-		err = errors.Join(err, writeJSON(s.out, report))
-	}
-	if f.jsonFile != "" {
-		err = errors.Join(err, writeJSONFile(f.jsonFile, report))
-	}
-	if err == nil && !report.OK {
-		return errFinding
-	}
-	return err
+	return deliver(s, f.asJSON, f.jsonFile, report, report.OK, err)
 }
 
 // run opens the devices and soaks. What fails before the first call is an error; what fails later is a finding.

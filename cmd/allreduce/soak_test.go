@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,13 +23,7 @@ func soakJSON(t *testing.T, wantCode int, env []string, args ...string) soakRepo
 
 func readSoak(t *testing.T, wantCode int, o outcome) soakReport {
 	t.Helper()
-	require.Equal(t, wantCode, o.code, "%s%s", o.out, o.err)
-	var report soakReport
-	decoder := json.NewDecoder(strings.NewReader(o.out))
-	decoder.DisallowUnknownFields()
-	require.NoError(t, decoder.Decode(&report), o.out)
-	require.False(t, decoder.More(), "one JSON object only: %s", o.out)
-	return report
+	return decodeReport[soakReport](t, wantCode, o)
 }
 
 // requireSoaked asserts that a soak found nothing and that its sums are those of its rows.
@@ -221,26 +213,7 @@ func TestSoakText(t *testing.T) {
 }
 
 func TestSoakInterrupted(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "r.json")
-	cmd := command(t, nil, "soak", "--backend", "emulated", "--duration", "1h", "-e", "16K", "--json-file", file)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	var errors strings.Builder
-	cmd.Stderr = &errors
-	require.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	for lines.Scan() && !strings.Contains(lines.Text(), "SIMULATED") { // the last line before the reductions
-	}
-	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-	for lines.Scan() {
-	}
-	_ = cmd.Wait()
-	require.Equal(t, exitFailed, cmd.ProcessState.ExitCode(), errors.String())
-	require.Equal(t, 1, strings.Count(errors.String(), "\n"))
-	require.Contains(t, errors.String(), "interrupted")
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Contains(t, string(text), `"error": "interrupted"`)
+	require.Contains(t, interrupt(t, "soak", "--duration", "1h", "-e", "16K"), `"error": "interrupted"`)
 }
 
 func TestSoakMachineFile(t *testing.T) {

@@ -8,26 +8,16 @@ using rig::Rig;
 
 namespace {
 
-size_t add(Rig& r, int path, int wire, int64_t count, bool in_place = false) {
-  Case c;
-  c.path = path;
-  c.wire = wire;
-  c.count = count;
-  c.in_place = in_place;
-  c.fed = true;
-  return r.make(c);
-}
-
 // 10^4 replays of each path's graph (an odd number of calls), among eager calls and the other graph.
 TEST(Graphs, TenThousandReplaysOfEachPath) {
   constexpr int kReplays = 10000, kLook = 500;
   Rig r(Machine{}, 2, 1 << 20, 64 << 10, 4);
   const std::vector<std::vector<size_t>> calls = {
-      {add(r, AR_PATH_INTERNAL, AR_F32, 300, true), add(r, AR_PATH_INTERNAL, AR_BF16, 70),
-       add(r, AR_PATH_INTERNAL, AR_F32, 9)},
-      {add(r, AR_PATH_COPY_ENGINE, AR_BF16, 700)},
+      {r.make_fed(AR_PATH_INTERNAL, AR_F32, 300, true), r.make_fed(AR_PATH_INTERNAL, AR_BF16, 70),
+       r.make_fed(AR_PATH_INTERNAL, AR_F32, 9)},
+      {r.make_fed(AR_PATH_COPY_ENGINE, AR_BF16, 700)},
   };
-  const size_t eager[] = {add(r, AR_PATH_INTERNAL, AR_F32, 500), add(r, AR_PATH_COPY_ENGINE, AR_F32, 900)};
+  const size_t eager[] = {r.make_fed(AR_PATH_INTERNAL, AR_F32, 500), r.make_fed(AR_PATH_COPY_ENGINE, AR_F32, 900)};
   std::vector<ar_graph> graphs;
   for (const auto& row : calls) {
     graphs.push_back(r.capture([&] {
@@ -61,7 +51,7 @@ TEST(Graphs, AReplayAfterCloseEnds) {
   for (int path : {AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE})
     for (int64_t count : {500, 100000}) {
       Rig r(Machine{}, 2, 1 << 20, 64 << 10, 2);
-      const size_t i = add(r, path, AR_BF16, count);
+      const size_t i = r.make_fed(path, AR_BF16, count);
       const ar_graph graph = r.capture([&] { r.enqueue(i); });
       ASSERT_NE(graph, 0u) << r.e.message;
       r.launch(graph);
@@ -165,7 +155,7 @@ TEST(Graphs, TheReaperLeavesNothing) {
   Machine m;
   m.drive = AR_DRIVE_BACKGROUND;
   Rig r(m, 2, 1 << 20, 64 << 10, 2);
-  const size_t i = add(r, AR_PATH_COPY_ENGINE, AR_BF16, 1000);
+  const size_t i = r.make_fed(AR_PATH_COPY_ENGINE, AR_BF16, 1000);
   const ar_graph graph = r.capture([&] { r.enqueue(i); });
   const int64_t before = ar_emulated_live_objects();
   ar_comm_close(r.comm, &r.e);
@@ -181,11 +171,33 @@ TEST(Graphs, TheReaperLeavesNothing) {
   r.renew();  // looks that nothing is left
 }
 
+// Close does not wait for a capture that is still open.
+TEST(Graphs, CloseInsideACapture) {
+  for (int path : {AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE}) {
+    Rig r(Machine{}, 2, 1 << 20, 64 << 10, 2);
+    const size_t i = r.make_fed(path, AR_BF16, 400000);
+    double seconds = 0;
+    const ar_graph graph = r.capture([&] {
+      r.enqueue(i);
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_EQ(ar_comm_close(r.comm, &r.e), AR_OK);
+      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    });
+    EXPECT_LT(seconds, 0.5);
+    ASSERT_NE(graph, 0u) << r.e.message;
+    r.launch(graph);
+    for (int q = 0; q < 2; q++)
+      ASSERT_EQ(ar_stream_synchronize(rig::B, r.device(q), r.streams[static_cast<size_t>(q)], &r.e), AR_OK);
+    ar_graph_destroy(rig::B, r.device(0), graph, &r.e);
+    r.renew();
+  }
+}
+
 // A capture that cannot end well: a stream is left unjoined. The communicator goes on, streams too once the capture is over.
 TEST(Graphs, ACaptureAbortedInTheMiddle) {
   for (int path : {AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE}) {
     Rig r(Machine{}, 2, 1 << 20, 64 << 10, 2);
-    const size_t i = add(r, path, AR_BF16, 100000);
+    const size_t i = r.make_fed(path, AR_BF16, 100000);
     const ar_graph good = r.capture([&] { r.enqueue(i); });
     ASSERT_NE(good, 0u);
     for (int k = 0; k < 3; k++) {

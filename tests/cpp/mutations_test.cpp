@@ -15,7 +15,7 @@ constexpr int64_t kPieceAndAPack = 8 * 65520 / 2 + 8;  // BF16 on the wire, chun
 
 // One seed of everything: both transports, wires, several calls in flight, streams that change from call to call, ranks
 // sharing a device, a captured row of calls; with three ranks both protocols of the copy engines, absent ranks, and
-// every tensor twice. Returns "" or what went wrong.
+// in some seeds every tensor twice. Returns "" or what went wrong.
 std::string workload(uint64_t seed, int schedule, int mutant) {
   const int ranks = seed < kSeeds ? 2 : 3;
   Machine m;

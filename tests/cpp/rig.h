@@ -235,6 +235,16 @@ class Rig {
     refill(tensors_.size() - 1);
     return tensors_.size() - 1;
   }
+  // As in a program: input and result pass through copies on the same streams.
+  size_t make_fed(int path, int wire, int64_t count, bool in_place = false) {
+    Case c;
+    c.path = path;
+    c.wire = wire;
+    c.count = count;
+    c.in_place = in_place;
+    c.fed = true;
+    return make(c);
+  }
   void refill(size_t i) {
     Tensor& t = tensors_[i];
     t.in.assign(static_cast<size_t>(ranks_), {});

@@ -111,15 +111,7 @@ TEST(Transports, GraphReplays) {
     m.schedule = schedule;
     for (int wire : {AR_F32, AR_BF16}) {
       Rig r(m, 2, 1 << 20, 64 << 10, 4);
-      const auto add = [&](int path, int64_t count, bool in_place) {
-        Case c;
-        c.path = path;
-        c.wire = wire;
-        c.count = count;
-        c.in_place = in_place;
-        c.fed = true;
-        return r.make(c);
-      };
+      const auto add = [&](int path, int64_t count, bool in_place) { return r.make_fed(path, wire, count, in_place); };
       std::vector<std::vector<size_t>> graphs = {
           {add(AR_PATH_INTERNAL, 3001, true)},
           {add(AR_PATH_COPY_ENGINE, 150001, false)},
