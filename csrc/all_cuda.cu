@@ -8,5 +8,6 @@
 #include "transports/copy_engine_two_shot.cpp"
 #include "transports/internal.cpp"
 #include "transports/nccl.cpp"
+#include "transports/peer.cpp"
 
 #include "bench.cpp"  // uses helpers of devices.cpp

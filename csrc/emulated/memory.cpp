@@ -27,7 +27,7 @@ static Allocation* find_in(std::map<uintptr_t, Allocation>& all, uintptr_t a, si
 Allocation* World::find(const void* p, size_t bytes) { return find_in(memory, reinterpret_cast<uintptr_t>(p), bytes); }
 
 bool World::reaches(int device, const Allocation& a) const {
-  return a.kind == MemoryKind::pinned || a.device == device || machine.peer[device][a.device] != 0;
+  return a.kind == MemoryKind::pinned || a.device == device || peer_enabled[device][a.device];
 }
 
 std::string World::describe(const void* p) const {

@@ -234,6 +234,7 @@ struct World {
   std::vector<Device> devices;
   bool stepped = false, weak = false;
   int schedule = AR_SCHEDULE_FIFO;
+  bool peer_enabled[AR_EMULATED_MAX_DEVICES][AR_EMULATED_MAX_DEVICES] = {};
 
   // handles: one counter, so none is ever used twice
   uint64_t next_handle = 1;

@@ -35,6 +35,7 @@ enum : Code {
   kInvalidValue = 1,
   kMemory = 2,
   kInvalidDevice = 101,
+  kPeerUnsupported = 217,
   kInvalidHandle = 400,
   kIllegalState = 401,
   kNotReady = 600,
@@ -76,6 +77,7 @@ Code set_device(int d);
 Code get_device(int* d);
 Code device_info(int d, DeviceInfo* out);
 Code can_access_peer(int* can, int device, int peer);
+Code enable_peer(int device, int peer);
 
 Code malloc_device(void** p, size_t bytes);
 Code free_device(void* p);
