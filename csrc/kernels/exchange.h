@@ -38,8 +38,9 @@ struct Exchange : Shares<T, W> {
   using Base = Shares<T, W>;
   using Local = typename Base::Local;
   static constexpr const char* kName = "exchange";
-  static constexpr FlagOrders kFlag = {Order::internal_fence, Order::internal_flag, Order::internal_wait,
-                                       Order::internal_wait_fence};
+  AR_DEVICE static FlagOrders flag_orders() {
+    return {Order::internal_fence, Order::internal_flag, Order::internal_wait, Order::internal_wait_fence};
+  }
 
   Wire wire[kMaxRanks];
   int64_t ll_bytes;  // of one block's slot
@@ -63,8 +64,8 @@ struct Exchange : Shares<T, W> {
   AR_DEVICE bool large_share(Block& b, const Local& me, int block, int64_t lo, int64_t hi, uint32_t epoch) const {
     const int64_t at = place(block, epoch, plain_bytes);
     this->put(b, me, lo, hi, 1, [&](int) { return reinterpret_cast<Vec16*>(wire[me.rank].plain + at); });
-    this->raise(b, kFlag, epoch, 1, [&](int) { return wire[me.rank].flags + block * kFlagStride; });
-    if (!this->await_flags(b, kFlag, me, block, epoch, Phase::internal_flag,
+    this->raise(b, flag_orders(), epoch, 1, [&](int) { return wire[me.rank].flags + block * kFlagStride; });
+    if (!this->await_flags(b, flag_orders(), me, block, epoch, Phase::internal_flag,
                            [&](int r) { return wire[r].flags + block * kFlagStride; }))
       return false;
     this->sum_share(

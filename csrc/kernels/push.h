@@ -74,7 +74,9 @@ template <class T, class W>
 struct Push : Pushing<T, W> {
   using Local = typename Shares<T, W>::Local;
   static constexpr const char* kName = "push";
-  static constexpr FlagOrders kFlag = {Order::peer_fence, Order::peer_flag, Order::peer_wait, Order::peer_wait_fence};
+  AR_DEVICE static FlagOrders flag_orders() {
+    return {Order::peer_fence, Order::peer_flag, Order::peer_wait, Order::peer_wait_fence};
+  }
   int ll;
 
   AR_DEVICE Vec16* ll_place(int receiver, int sender, uint32_t slot, int block) const {
@@ -100,11 +102,11 @@ struct Push : Pushing<T, W> {
     const uint32_t slot = slot_turn(Order::peer_slot, epoch & (kOneShotSlots - 1u));
     this->put(b, me, lo, hi, this->lanes(),
               [&](int k) { return one_place(this->peer(me.rank, k), me.rank, slot, block); });
-    this->raise(b, kFlag, epoch, this->lanes(),
+    this->raise(b, flag_orders(), epoch, this->lanes(),
                 [&](int k) { return this->flag(kFlagOneShot, this->peer(me.rank, k), me.rank, block); });
   }
   AR_DEVICE bool receive(Block& b, const Local& me, int block, int64_t lo, int64_t hi, uint32_t epoch) const {
-    if (!this->await_flags(b, kFlag, me, block, epoch, Phase::peer_flag,
+    if (!this->await_flags(b, flag_orders(), me, block, epoch, Phase::peer_flag,
                            [&](int r) { return this->flag(kFlagOneShot, me.rank, r, block); }))
       return false;
     const uint32_t slot = slot_turn(Order::peer_slot, epoch & (kOneShotSlots - 1u));
@@ -142,10 +144,12 @@ template <class T, class W>
 struct PushTwo : Pushing<T, W> {
   using Local = typename Shares<T, W>::Local;
   static constexpr const char* kName = "push two-shot";
-  static constexpr FlagOrders kScatter = {Order::peer_scatter_fence, Order::peer_scatter_flag, Order::peer_scatter_wait,
-                                          Order::peer_scatter_wait_fence};
-  static constexpr FlagOrders kGather = {Order::peer_gather_fence, Order::peer_gather_flag, Order::peer_gather_wait,
-                                         Order::peer_gather_wait_fence};
+  AR_DEVICE static FlagOrders scatter_orders() {
+    return {Order::peer_scatter_fence, Order::peer_scatter_flag, Order::peer_scatter_wait, Order::peer_scatter_wait_fence};
+  }
+  AR_DEVICE static FlagOrders gather_orders() {
+    return {Order::peer_gather_fence, Order::peer_gather_flag, Order::peer_gather_wait, Order::peer_gather_wait_fence};
+  }
   int64_t part, last_part;  // elements of a share that one rank owns
 
   // One share of a block, and what a rank owns of it.
@@ -171,13 +175,13 @@ struct PushTwo : Pushing<T, W> {
       this->put(b, me, s.from(q), s.to(q), 1,
                 [&](int) { return two_place(this->ring[q].scatter, q, me.rank, slot, block); });
     }
-    this->raise(b, kScatter, epoch, this->lanes(),
+    this->raise(b, scatter_orders(), epoch, this->lanes(),
                 [&](int k) { return this->flag(kFlagScatter, this->peer(me.rank, k), me.rank, block); });
   }
 
   // Sums the own part and pushes the total.
   AR_DEVICE bool reduce(Block& b, const Local& me, int block, const Span& s, uint32_t epoch) const {
-    if (!this->await_flags(b, kScatter, me, block, epoch, Phase::peer_scatter,
+    if (!this->await_flags(b, scatter_orders(), me, block, epoch, Phase::peer_scatter,
                            [&](int r) { return this->flag(kFlagScatter, me.rank, r, block); }))
       return false;
     constexpr int K = kPerVec<W>;
@@ -201,13 +205,13 @@ struct PushTwo : Pushing<T, W> {
             store_sys(b, two_place(this->ring[q].gather, q, me.rank, out, block) + i, w);
           }
         });
-    this->raise(b, kGather, epoch, this->lanes(),
+    this->raise(b, gather_orders(), epoch, this->lanes(),
                 [&](int k) { return this->flag(kFlagGather, this->peer(me.rank, k), me.rank, block); });
     return true;
   }
 
   AR_DEVICE bool gather(Block& b, const Local& me, int block, const Span& s, uint32_t epoch) const {
-    if (!this->await_flags(b, kGather, me, block, epoch, Phase::peer_gather,
+    if (!this->await_flags(b, gather_orders(), me, block, epoch, Phase::peer_gather,
                            [&](int r) { return this->flag(kFlagGather, me.rank, r, block); }))
       return false;
     constexpr int K = kPerVec<W>;
