@@ -10,4 +10,6 @@
 #include "transports/nccl.cpp"
 #include "transports/peer.cpp"
 
-#include "bench.cpp"  // uses helpers of devices.cpp
+// These use helpers of devices.cpp.
+#include "bench.cpp"
+#include "probe.cpp"

@@ -129,7 +129,7 @@ double World::touch(const Op& op, BlockRun* block, const void* p, size_t bytes, 
   if (!*valid || op.work->kind != WorkKind::kernel) return 0;
   const ar_emulated_device& s = devices[static_cast<size_t>(op.device)].spec;
   const double gbs = a->kind == MemoryKind::pinned ? s.kernel_host_gbs
-                     : a->device != op.device      ? machine.peer_gbs
+                     : a->device != op.device      ? peer_rate(op.device, a->device)
                                                    : s.memory_gbs;
   return static_cast<double>(bytes) * op.work->blocks / (gbs * 1e3);  // a block has its share of the rate
 }

@@ -103,6 +103,10 @@ void World::build(const ar_emulated_machine& m) {
   reported_residency = false;
   for (int64_t& f : fault) f = 0;
   for (auto& row : peer_enabled) std::fill(std::begin(row), std::end(row), false);
+  for (auto& row : peer_fault) std::fill(std::begin(row), std::end(row), AR_PEER_GOOD);
+  g_peer_faults.store(false);
+  mirrors.clear();
+  late.clear();
   for (auto& p : g_orders.passes) p.store(0);
   for (auto& d : g_orders.drop) d.store(0);
   report.clear();
