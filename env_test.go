@@ -48,7 +48,7 @@ func TestVariablesAreStrict(t *testing.T) {
 		"GGML_CUDA_AR_PEER_MAX_BYTES":   {[]string{"1", "64M"}, append(notBytes, "0")},
 		"GGML_CUDA_AR_COPY_CHUNK_BYTES": {[]string{"0", "64K", "4M"}, append(notBytes, "1", "65535", "4194305", "128M")},
 		"GGML_CUDA_AR_RING_BYTES":       {[]string{"1M", "256M", "1048576"}, append(notBytes, "0", "1048575", "257M", "1G")},
-		"GGML_CUDA_AR_BLOCKS":           {[]string{"0", "1", "64"}, []string{"65", "-1", "1K", "8.0", "99999999999"}},
+		"GGML_CUDA_AR_BLOCKS":           {[]string{"0", "1", "128"}, []string{"129", "-1", "1K", "8.0", "99999999999"}},
 		"GGML_CUDA_AR_EMULATED":         {[]string{"machine.json"}, nil},
 		"GGML_CUDA_AR_SPIN_TIMEOUT_MS":  {[]string{"1", "3600000"}, []string{"0", "3600001", "10s", "-5", "1K"}},
 		"GGML_CUDA_P2P":                 {append([]string{"auto"}, bools...), notBools},

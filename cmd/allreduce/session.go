@@ -45,11 +45,6 @@ func pickBackend(backend string, ranks int, devices []int) (driver device.Driver
 	return driver, note + ": emulated devices, times are simulated", err
 }
 
-// openSession opens a session whose communicator is left to the environment.
-func openSession(driver device.Driver, ranks int, devices []int) (*session, error) {
-	return openSessionWith(driver, allreduce.Config{Ranks: ranks, Devices: devices})
-}
-
 // openSessionWith makes the communicator first: it decides what the emulated machine looks like.
 func openSessionWith(driver device.Driver, config allreduce.Config) (s *session, err error) {
 	s = &session{driver: driver}
