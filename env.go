@@ -331,9 +331,6 @@ func loadSettings(cfg Config, environ []string) (settings, []string, error) {
 	if s.noop {
 		warnings = append(warnings, "GGML_CUDA_AR_NOOP=1: reductions move nothing, results are wrong on purpose")
 	}
-	if s.p2p == P2PTrust {
-		warnings = append(warnings, "GGML_CUDA_P2P=1: peer access is trusted without proof; wrong results or hangs are possible where the machine does not deliver it")
-	}
 	return s, warnings, nil
 }
 

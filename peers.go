@@ -71,7 +71,8 @@ func lookAtPeers(s *settings, backend Backend, devices []int32) (peerAccess, err
 		if p.verdict != verdictUnproven {
 			found = fmt.Sprintf("a probe found it %s: %s", p.verdict, p.why)
 		}
-		p.warnings = []string{"GGML_CUDA_P2P=1 trusts the driver's word for peer access, but " + found}
+		p.warnings = []string{"GGML_CUDA_P2P=1 takes the driver's word for peer access, but " + found +
+			"; wrong results or hangs are possible where the machine does not deliver it"}
 	}
 	return p, nil
 }
