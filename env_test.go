@@ -150,7 +150,7 @@ func TestConfigOutOfRangeNamesTheField(t *testing.T) {
 		"CopyChunkBytes":           {CopyChunkBytes: 65535},
 		"Config.CopyChunkBytes=10": {CopyChunkBytes: 1048576, RingBytes: 1 << 20},
 		"RingBytes":                {RingBytes: 1},
-		"Blocks":                   {Blocks: 65},
+		"Blocks":                   {Blocks: 129},
 		"SpinTimeout":              {SpinTimeout: time.Microsecond},
 		"Config.SpinTimeout=1h0":   {SpinTimeout: time.Hour + 1},
 		"P2P":                      {P2P: 4},
