@@ -119,7 +119,7 @@ Code Probe::collect(int side, int64_t records, ProbeFound* sum) {
 }
 
 Code Probe::check(int side, const void* from, const Window& w, uint32_t inside, uint32_t outside, ProbeFound* sum) {
-  const ProbeCheck k{static_cast<const Vec16*>(from), w.of / 4, w.lo, w.lo + w.bytes, inside, outside,
+  const ProbeCheck k{static_cast<const Vec16*>(from),  w.of / 4, w.lo, w.lo + w.bytes, inside, outside,
                      static_cast<Vec16*>(found_[side])};
   Code c = on(side);
   if (c == kOk) c = launch(k, kProbeBlocks, kProbeThreads, stream(side));
@@ -303,7 +303,8 @@ int32_t Probe::run(ar_probe_result* out, ar_error* e) {
   const double slower = std::min(out->copy_gbs, out->store_gbs);
   out->verdict = slower < out->staged_gbs ? AR_PROBE_SLOW : AR_PROBE_OK;
   if (out->verdict == AR_PROBE_SLOW)
-    std::snprintf(out->detail, sizeof(out->detail), "right, but %s at %.1f GB/s where staging through the host reaches %.1f",
+    std::snprintf(out->detail, sizeof(out->detail),
+                  "right, but %s at %.1f GB/s where staging through the host reaches %.1f",
                   out->copy_gbs < out->store_gbs ? "copies" : "stores", slower, out->staged_gbs);
   return AR_OK;
 }

@@ -132,7 +132,7 @@ typedef struct ar_options {
   const char* nccl_lib;     /* libnccl to open (a name or a path), NULL: no NCCL. Read during the call only. */
   int32_t nccl_p2p_disable; /* 1: NCCL must not use peer access: NCCL_P2P_DISABLE=1 is set before its first call */
   uint32_t first_epoch;     /* epochs start after this value; for tests of wrap-around, otherwise 0 */
-  int32_t peer;             /* 1: path peer may be used, since peer access between all devices was proven (ar_probe_pair)
+  int32_t peer; /* 1: path peer may be used, since peer access between all devices was proven (ar_probe_pair)
                                or is trusted: it is enabled, and up to 32 MiB of device memory per rank allocated */
 } ar_options;
 

@@ -19,7 +19,8 @@ AR_HOST_DEVICE uint32_t probe_word(uint32_t seed, int64_t i) {
   return x ^ (x >> 16);
 }
 AR_HOST_DEVICE Vec16 probe_vec(uint32_t seed, int64_t i) {
-  return {{probe_word(seed, 4 * i), probe_word(seed, 4 * i + 1), probe_word(seed, 4 * i + 2), probe_word(seed, 4 * i + 3)}};
+  return {
+      {probe_word(seed, 4 * i), probe_word(seed, 4 * i + 1), probe_word(seed, 4 * i + 2), probe_word(seed, 4 * i + 3)}};
 }
 
 // A block's share of n.
@@ -49,9 +50,8 @@ struct ProbeStore {
     const int64_t from = first + mine.lo * per;
     b.writes(to + from, mine.n * per * 4);
     if (wide)
-      b.each(mine.n, [&](int64_t i) {
-        store_sys(b, reinterpret_cast<Vec16*>(to + from) + i, probe_vec(seed, from / 4 + i));
-      });
+      b.each(mine.n,
+             [&](int64_t i) { store_sys(b, reinterpret_cast<Vec16*>(to + from) + i, probe_vec(seed, from / 4 + i)); });
     else
       b.each(mine.n, [&](int64_t i) { store_flag(b, Order::none, to + from + i, probe_word(seed, from + i)); });
   }
@@ -160,7 +160,8 @@ struct ProbeTalk {
         ProbeFound f;
         const Vec16 v = load_sys(b, slot + i);
         const Vec16 want = probe_vec(seed + word, i);
-        for (int k = 0; k < 4; k++) f.compare(v.w[k], want.w[k], static_cast<int64_t>(word) * kTalkVecs * 4 + 4 * i + k);
+        for (int k = 0; k < 4; k++)
+          f.compare(v.w[k], want.w[k], static_cast<int64_t>(word) * kTalkVecs * 4 + 4 * i + k);
         Vec16& mine = found[i % kProbeThreads];
         if (f.bad != 0 && mine.w[0] == 0) mine = f.record();
       });

@@ -80,14 +80,13 @@ struct Push : Pushing<T, W> {
   int ll;
 
   AR_DEVICE Vec16* ll_place(int receiver, int sender, uint32_t slot, int block) const {
-    return reinterpret_cast<Vec16*>(
-        this->ring[receiver].ll +
-        this->place(receiver, sender, slot, block, this->shape.ll_blocks, this->shape.ll_bytes));
+    return reinterpret_cast<Vec16*>(this->ring[receiver].ll + this->place(receiver, sender, slot, block,
+                                                                          this->shape.ll_blocks, this->shape.ll_bytes));
   }
   AR_DEVICE Vec16* one_place(int receiver, int sender, uint32_t slot, int block) const {
-    return reinterpret_cast<Vec16*>(
-        this->ring[receiver].one +
-        this->place(receiver, sender, slot, block, this->shape.one_blocks, this->shape.one_bytes));
+    return reinterpret_cast<Vec16*>(this->ring[receiver].one + this->place(receiver, sender, slot, block,
+                                                                           this->shape.one_blocks,
+                                                                           this->shape.one_bytes));
   }
 
   AR_DEVICE bool small_share(Block& b, const Local& me, int block, int64_t lo, int64_t hi, uint32_t epoch) const {
@@ -145,7 +144,8 @@ struct PushTwo : Pushing<T, W> {
   using Local = typename Shares<T, W>::Local;
   static constexpr const char* kName = "push two-shot";
   AR_DEVICE static FlagOrders scatter_orders() {
-    return {Order::peer_scatter_fence, Order::peer_scatter_flag, Order::peer_scatter_wait, Order::peer_scatter_wait_fence};
+    return {Order::peer_scatter_fence, Order::peer_scatter_flag, Order::peer_scatter_wait,
+            Order::peer_scatter_wait_fence};
   }
   AR_DEVICE static FlagOrders gather_orders() {
     return {Order::peer_gather_fence, Order::peer_gather_flag, Order::peer_gather_wait, Order::peer_gather_wait_fence};

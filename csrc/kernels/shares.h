@@ -190,8 +190,8 @@ struct Shares {
 
   // Waits for the flag(r) of every peer; what was stored before them may be read then.
   template <class Flag>
-  AR_DEVICE bool await_flags(Block& b, const FlagOrders& orders, const Local& me, int block, uint32_t epoch, Phase phase,
-                             Flag flag) const {
+  AR_DEVICE bool await_flags(Block& b, const FlagOrders& orders, const Local& me, int block, uint32_t epoch,
+                             Phase phase, Flag flag) const {
     bool good = true;
     b.each(world, [&](int64_t r) {
       if (r == me.rank) return;

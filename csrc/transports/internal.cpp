@@ -118,8 +118,8 @@ class Internal final : public Transport {
 
     const int64_t packs = divide_up((k.rounds == 1 ? k.last_share : k.share) * wire_size, pack_bytes);
     return launches_.launch_all(
-        call, k, threads_for(packs), Order::internal_join,
-        [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); }, e);
+        call, k, threads_for(packs), Order::internal_join, [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); },
+        e);
   }
 
   Comm& comm_;

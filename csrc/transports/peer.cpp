@@ -20,9 +20,9 @@ namespace {
 constexpr int64_t kPeerLLUpTo = 64 << 10;  // wire bytes
 constexpr int kPeerLLBlocks = 16;          // one word for each thread of them
 constexpr int kFewBlocks = 16;
-constexpr int64_t kFewBlocksUpTo = 1 << 20;    // wire bytes
-constexpr int64_t kBytesPerBlock = 32 << 10;   // beyond: 128 blocks from 4 MiB
-constexpr int64_t kOneShotSlotBytes = 48 << 10;    // of a block with two ranks
+constexpr int64_t kFewBlocksUpTo = 1 << 20;          // wire bytes
+constexpr int64_t kBytesPerBlock = 32 << 10;         // beyond: 128 blocks from 4 MiB
+constexpr int64_t kOneShotSlotBytes = 48 << 10;      // of a block with two ranks
 constexpr int64_t kOneShotSlotBytesMany = 16 << 10;  // with more, where one-shot is for small payloads
 constexpr int64_t kTwoShotSlotBytes = 16 << 10;
 constexpr int64_t kTwoShotBudget = 20 << 20;  // of slots, so that eight ranks stay under 32 MiB
@@ -41,8 +41,8 @@ class Peer final : public Transport {
         int can = a == b;
         if (a != b && can_access_peer(&can, a, b) != kOk) can = 0;
         if (!can)
-          missing_ = "the driver denies device " + std::to_string(a) + " access to the memory of device " +
-                     std::to_string(b);
+          missing_ =
+              "the driver denies device " + std::to_string(a) + " access to the memory of device " + std::to_string(b);
       }
   }
 
@@ -114,8 +114,8 @@ class Peer final : public Transport {
     shape_.one_blocks = n == 2 ? blocks_ : std::min(blocks_, kFewBlocks);
     shape_.one_bytes = n == 2 ? kOneShotSlotBytes : kOneShotSlotBytesMany;
     shape_.two_blocks = n == 2 ? 0 : blocks_;
-    shape_.two_bytes = std::min(kTwoShotSlotBytes,
-                                round_down(kTwoShotBudget / (2 * kTwoShotSlots * lanes() * blocks_), kRingAlign));
+    shape_.two_bytes =
+        std::min(kTwoShotSlotBytes, round_down(kTwoShotBudget / (2 * kTwoShotSlots * lanes() * blocks_), kRingAlign));
     const int64_t ll = 2 * lanes() * shape_.ll_blocks * shape_.ll_bytes;
     const int64_t one = kOneShotSlots * lanes() * shape_.one_blocks * shape_.one_bytes;
     const int64_t two = kTwoShotSlots * lanes() * shape_.two_blocks * shape_.two_bytes;
@@ -138,8 +138,7 @@ class Peer final : public Transport {
       std::vector<uint32_t> first(static_cast<size_t>((flags + epochs) / static_cast<int64_t>(sizeof(uint32_t))),
                                   comm_.first_epoch());
       Code c = copy_blocking(at, zeros.data(), zeros.size(), CopyKind::host_to_device);
-      if (c == kOk)
-        c = copy_blocking(counts, first.data(), first.size() * sizeof(uint32_t), CopyKind::host_to_device);
+      if (c == kOk) c = copy_blocking(counts, first.data(), first.size() * sizeof(uint32_t), CopyKind::host_to_device);
       if (c != kOk) return comm_.runtime_error(c, r, "setting flags and epochs", e);
       ring_bytes_[r] = bytes;
     }
@@ -186,8 +185,8 @@ class Peer final : public Transport {
       k.last_part = k.last_share / n;
       const int64_t packs = divide_up(k.rounds == 1 ? k.last_part : k.part, kPack);
       return launches_.launch_all(
-          call, k, threads_for(packs), Order::peer_join,
-          [&](int r) { return epochs_[r] + kFlagScatter * kMaxBlocks; }, e);
+          call, k, threads_for(packs), Order::peer_join, [&](int r) { return epochs_[r] + kFlagScatter * kMaxBlocks; },
+          e);
     }
     Push<T, W> k;
     describe(call, &k);

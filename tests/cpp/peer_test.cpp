@@ -32,13 +32,13 @@ Case pushed(int64_t count, int wire) {
 }
 
 // Real GPUs need not grant peer access; ranks that share one always can.
-#define NEEDS_PEERS(r)                                                    \
-  do {                                                                    \
-    char why[256];                                                        \
-    if (!ar_comm_has_path((r).comm, AR_PATH_PEER, why, sizeof(why))) {    \
-      ASSERT_EQ(rig::B, AR_BACKEND_CUDA) << why;                          \
-      GTEST_SKIP() << why;                                                \
-    }                                                                     \
+#define NEEDS_PEERS(r)                                                 \
+  do {                                                                 \
+    char why[256];                                                     \
+    if (!ar_comm_has_path((r).comm, AR_PATH_PEER, why, sizeof(why))) { \
+      ASSERT_EQ(rig::B, AR_BACKEND_CUDA) << why;                       \
+      GTEST_SKIP() << why;                                             \
+    }                                                                  \
   } while (false)
 
 void check(Rig& r, const Case& c, const Machine& m) {
