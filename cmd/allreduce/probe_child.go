@@ -102,8 +102,12 @@ func (c *probeChildJob) start(ctx context.Context, limit time.Duration) (*probeP
 	}
 	_ = write.Close()
 	// A process whose GPU hangs may not even die: it is not waited for longer than a moment.
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	var failure error
+	ended := make(chan struct{})
+	go func() {
+		failure = cmd.Wait()
+		close(ended)
+	}()
 	result := make(chan []byte, 1)
 	go func() {
 		all, _ := io.ReadAll(io.LimitReader(read, 1<<20))
@@ -111,9 +115,8 @@ func (c *probeChildJob) start(ctx context.Context, limit time.Duration) (*probeP
 	}()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	var failure error
 	select {
-	case failure = <-ended:
+	case <-ended:
 	case <-ctx.Done():
 		_ = cmd.Process.Kill()
 		<-ended
