@@ -14,6 +14,7 @@
   X(comm_error, (ar_comm*, ar_error*))                                                                       \
   X(comm_stats, (ar_comm*, ar_stats*))                                                                       \
   X(comm_close, (ar_comm*, ar_error*))                                                                       \
+  X(comm_lose, (ar_comm*, int32_t, const char*, ar_error*))                                                  \
   X(comm_free, (ar_comm*))                                                                                   \
   X(device_count, (int32_t*, ar_error*))                                                                     \
   X(device_get_info, (int32_t, ar_device_info*, ar_error*))                                                  \
@@ -51,6 +52,7 @@ namespace ar {
 struct Backend {
   int32_t id;  // ar_backend
   int32_t runtime_version;
+  int64_t (*shared_bytes)(const ar_options*);
 #define AR_FIELD(name, parameters) int32_t(*name) parameters;
   AR_BACKEND_CALLS(AR_FIELD)
 #undef AR_FIELD

@@ -21,11 +21,12 @@
 // Every wait has a deadline from its own start and looks at the abort word; a block that expires leaves a record.
 #pragma once
 
+#include "sign.h"
 #include "types.h"
 
 namespace AR_NS {
 
-constexpr int kMaxRanks = 8;
+constexpr int kMaxRanks = AR_MAX_RANKS;
 constexpr int kMaxBlocks = 64;
 constexpr int kExchangeThreads = 512;
 constexpr uint32_t kScrub = 1u << 20;
@@ -55,6 +56,7 @@ struct Exchange {
     View send, recv;
     uint32_t* epochs;  // blocks of them
     Vec16* records;    // blocks of them
+    Signature signature;
     int rank;
     int absent;
   };
@@ -68,7 +70,8 @@ struct Exchange {
   int rounds;
   int64_t ll_bytes;  // of one block's slot
   int64_t plain_bytes;
-  uint32_t* abort;
+  uint32_t* abort;   // this process's abort word
+  uint32_t* aborts;  // those of all processes, 128 bytes apart
   uint64_t timeout_ns;
   Finish finish_;
   int world;
@@ -76,6 +79,7 @@ struct Exchange {
   int blocks;       // that take part, per rank
   int slot_blocks;  // that the regions are cut for
   int ll;
+  int abort_words;
   uint32_t call;
 
   AR_DEVICE SpinLimit limit() const { return {abort, timeout_ns}; }
@@ -84,7 +88,8 @@ struct Exchange {
                         uint32_t seen) const {
     const Vec16 record = {{static_cast<uint32_t>(phase) | static_cast<uint32_t>(peer) << 8, awaited, seen, call}};
     store_sys(b, me.records + block, record);
-    store_flag(b, Order::none, abort, 1);
+    AR_NO_UNROLL
+    for (int p = 0; p < abort_words; p++) store_flag(b, Order::none, aborts + p * kFlagStride, 1);
   }
 
   // The own part of one pack, as the peers see it.
@@ -252,6 +257,7 @@ struct Exchange {
     b.reads(me.epochs + block, sizeof(uint32_t));
     uint32_t epoch = me.epochs[block];
     int64_t first = 0;
+    if (me.signature.lines != nullptr && block == 0) b.lead([&] { me.signature.leave(b); });
     AR_NO_UNROLL
     for (int i = 0; i < rounds; i++) {
       const int64_t mine = i + 1 < rounds ? share : last_share;

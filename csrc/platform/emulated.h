@@ -81,6 +81,8 @@ Code malloc_device(void** p, size_t bytes);
 Code free_device(void* p);
 Code malloc_pinned(void** p, size_t bytes);
 Code free_pinned(void* p);
+Code register_pinned(void* p, size_t bytes);
+Code unregister_pinned(void* p);
 Code host_to_device(void** dev, void* host);
 bool check_range(const void* p, size_t bytes, int device);
 

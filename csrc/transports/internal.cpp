@@ -18,8 +18,10 @@ constexpr int64_t kLLUpTo = 64 << 10;                      // wire bytes
 constexpr int64_t kLLRegion = 256 << 10;                   // both slots: 64 KiB of data doubled by flags, twice
 constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
 constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
+// Epochs of LL and of plain blocks, and the counter of signatures on a line of its own.
+constexpr int64_t kEpochBytes = (2 * kMaxBlocks + 32) * static_cast<int64_t>(sizeof(uint32_t));
 constexpr int64_t kPinned = kLLRegion + kPlainRegion + kFlagRegion;
-static_assert(kPinned <= 4 << 20, "spec 2.1: at most 4 MiB pinned per GPU");
+static_assert(kPinned <= kSharedInternal, "spec 2.1: at most 4 MiB pinned per GPU");
 
 int64_t round_down(int64_t v, int64_t to) { return v / to * to; }
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -27,16 +29,17 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 class Internal final : public Transport {
  public:
   explicit Internal(Comm& comm) : comm_(comm) {
-    for (int r = 0; r < comm.world(); r++) {
+    lead_.assign(static_cast<size_t>(comm.world()), -1);
+    for (int r : comm.locals()) {
       const DeviceInfo& d = comm.rank(r).info;
       // Ranks of one device are served by one launch, led by the first of them.
       int lead = r;
       for (int q = 0; q < r; q++)
-        if (comm.rank(q).device == comm.rank(r).device) {
+        if (comm.local(q) && comm.rank(q).device == comm.rank(r).device) {
           lead = q;
           break;
         }
-      lead_.push_back(lead);
+      lead_[static_cast<size_t>(r)] = lead;
       if (d.cc_major < 7)
         missing_ = "path internal needs compute capability 7.0 (threads of a warp that wait for each other): device " +
                    std::to_string(comm.rank(r).device) + " has " + std::to_string(d.cc_major) + "." +
@@ -62,25 +65,27 @@ class Internal final : public Transport {
     for (int r = 0; r < n; r++) {
       void* host = nullptr;
       void* device = nullptr;
-      if (const int32_t s = comm_.allocate_pinned(r, kPinned, &host, &device, e)) return s;
-      std::memset(host, 0, kPinned);
+      if (const int32_t s = comm_.staging(AR_PATH_INTERNAL, r, r * kSharedInternal, kPinned, &host, &device, e)) return s;
       char* at = static_cast<char*>(device);
       wire_[r].ll = at;
       wire_[r].plain = at + kLLRegion;
       wire_[r].flags = reinterpret_cast<uint32_t*>(at + kLLRegion + kPlainRegion);
+      if (!comm_.local(r)) continue;
+      std::memset(host, 0, kPinned);
       if (comm_.first_epoch() != 0) {
         // As after so many epochs: the flags stand where the counters do.
         auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + kLLRegion + kPlainRegion);
         for (int b = 0; b < kMaxBlocks; b++) flags[b * kFlagStride] = comm_.first_epoch();
       }
-      // Epochs: one per block for LL, one per block for plain. Put there by a copy that has ended when this returns.
+      // Put there by a copy that has ended when this returns.
       void* epochs = nullptr;
-      if (const int32_t s = comm_.allocate_device(r, 2 * kMaxBlocks * sizeof(uint32_t), &epochs, e)) return s;
-      uint32_t first[2 * kMaxBlocks];
+      if (const int32_t s = comm_.allocate_device(r, kEpochBytes, &epochs, e)) return s;
+      uint32_t first[kEpochBytes / sizeof(uint32_t)];
       for (uint32_t& f : first) f = comm_.first_epoch();
       const Code c = copy_blocking(epochs, first, sizeof(first), CopyKind::host_to_device);
       if (c != kOk) return comm_.runtime_error(c, r, "setting epochs", e);
       epochs_[r] = static_cast<uint32_t*>(epochs);
+      comm_.set_counter(r, epochs_[r] + 2 * kMaxBlocks);
     }
     for (int r = 0; r < n; r++) {
       if (lead_[static_cast<size_t>(r)] != r) continue;
@@ -115,7 +120,7 @@ class Internal final : public Transport {
 
   void memory(int r, int64_t* device, int64_t* pinned) const override {
     if (wire_[r].ll == nullptr) return;
-    *device = 2 * kMaxBlocks * sizeof(uint32_t);
+    *device = kEpochBytes;
     *pinned = kPinned;
   }
 
@@ -145,7 +150,9 @@ class Internal final : public Transport {
     k.count = call.count;
     k.ll_bytes = ll_bytes_;
     k.plain_bytes = plain_bytes_;
-    k.abort = comm_.board().abort_device;
+    k.abort = comm_.abort_word();
+    k.aborts = comm_.abort_base();
+    k.abort_words = comm_.aborts();
     k.timeout_ns = comm_.timeout_ns();
     k.finish_ = finish_for(call, n);
     k.world = n;
@@ -170,7 +177,8 @@ class Internal final : public Transport {
         local.absent = p.absent;
         local.rank = r;
         local.epochs = epochs_[r] + (k.ll ? 0 : kMaxBlocks);
-        local.records = comm_.board().records_device[r];
+        local.records = comm_.board()->records[r];
+        local.signature = comm_.signature(call, AR_PATH_INTERNAL, r);
         if (p.stream == stream) continue;
         if (const int32_t s = comm_.record(call.lane[r]->ready, r, p.stream, e)) return s;
         if (const int32_t s = comm_.await(Order::internal_join, r, stream, call.lane[r]->ready, e)) return s;
