@@ -122,6 +122,8 @@ class Comm : public ar_comm {
   int blocks() const { return blocks_; }
   uint32_t first_epoch() const { return first_epoch_; }
   uint64_t timeout_ns() const { return timeout_ns_; }
+  // Ranks are on several hosts: nothing but NCCL reaches them.
+  bool far() const { return split() && shared_ == nullptr; }
   // The device's view of the board.
   Board* board() const { return board_device_; }
   // What a kernel of this process polls, and what it sets to end the waits of all: `aborts` words from `abort_base` on.

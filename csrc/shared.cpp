@@ -17,7 +17,7 @@ static_assert(kMaxRanks == 8 && kMaxBlocks == 64, "the board's lines");
 int32_t Comm::map_board(const ar_options& o, ar_error* e) {
   void* host = nullptr;
   void* device = nullptr;
-  if (!split()) {
+  if (!split() || o.shared_fd < 0) {
     if (const int32_t s = allocate_pinned(0, sizeof(Board), &host, &device, e)) return s;
     std::memset(host, 0, sizeof(Board));
   } else {
@@ -52,6 +52,7 @@ int32_t Comm::map_board(const ar_options& o, ar_error* e) {
 
 int32_t Comm::staging(int path, int rank, int64_t at, int64_t bytes, void** host, void** device, ar_error* e) {
   if (!split()) return allocate_pinned(rank, bytes, host, device, e);
+  if (shared_ == nullptr) return fail(e, AR_ERR_UNSUPPORTED, {}, "the ranks share no memory");
   const int64_t internal = kSharedBoard + world_ * kSharedInternal;
   const int64_t from = (path == AR_PATH_INTERNAL ? kSharedBoard : internal) + at;
   if (from + bytes > (path == AR_PATH_INTERNAL ? internal : shared_bytes_))

@@ -139,7 +139,8 @@ typedef struct ar_options {
   int32_t locals;       /* ranks of this process; 0: all of them, and the fields below are not looked at */
   const int32_t* ranks; /* their numbers, ascending. Read during the call only. */
   int32_t shared_fd;    /* a file of ar_shared_bytes() bytes, all zero, sealed against shrinking (memfd): the same one in
-                           every process. It is mapped; the descriptor is the caller's to close. */
+                           every process. It is mapped; the descriptor is the caller's to close. -1: none, as the
+                           ranks are on several hosts, where only NCCL reaches. */
   const uint8_t* nccl_id; /* AR_NCCL_ID_BYTES, the same in every process (ar_nccl_id); NULL: no NCCL. Read during the
                              call only. */
 } ar_options;

@@ -28,6 +28,8 @@
 namespace AR_NS {
 
 CopyEngine::CopyEngine(Comm& comm) : comm_(comm), n_(comm.world()) {
+  if (comm.far()) missing_ = "path copy-engine goes through memory of one host, and the ranks are on several";
+  if (comm.split()) missing_ = "path copy-engine does not cross processes yet";
   slot_bytes_ = comm.ring_bytes() / 2 / 4096 * 4096;
   if (n_ <= 2) {
     receive_slot_ = pinned_slot_ = piece_bytes_ = slot_bytes_;

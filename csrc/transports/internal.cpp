@@ -29,6 +29,7 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 class Internal final : public Transport {
  public:
   explicit Internal(Comm& comm) : comm_(comm) {
+    if (comm.far()) missing_ = "path internal goes through memory of one host, and the ranks are on several";
     lead_.assign(static_cast<size_t>(comm.world()), -1);
     for (int r : comm.locals()) {
       const DeviceInfo& d = comm.rank(r).info;

@@ -121,6 +121,10 @@ void make_ranks(std::shared_ptr<NcclRanks> x) {
 class Nccl final : public Transport {
  public:
   Nccl(Comm& comm, const NcclOptions& options) : comm_(comm), n_(comm.world()) {
+    if (comm.split()) {
+      missing_ = "NCCL does not cross processes yet";
+      return;
+    }
     for (int r = 0; r < n_; r++)
       for (int q = 0; q < r; q++)
         if (comm.rank(q).device == comm.rank(r).device) {

@@ -55,6 +55,12 @@ type Options struct {
 	NCCLLib       string // libnccl to open, "" for none
 	NCCLNoPeer    bool   // NCCL must not use peer access
 	FirstEpoch    uint32 // for tests of wrap-around
+
+	// One communicator over several processes: the ranks of this one, ascending (empty: all), the file they share (-1: none,
+	// they are on several hosts), and NCCL's id (nil: no NCCL).
+	Ranks    []int32
+	SharedFD int
+	NCCLID   []byte
 }
 
 // Stats mirrors ar_stats in Go terms.

@@ -1,0 +1,482 @@
+package allreduce_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"gpu.example/allreduce"
+	"gpu.example/allreduce/device"
+	"gpu.example/allreduce/internal/reference"
+	"gpu.example/allreduce/internal/testbackend"
+)
+
+// joined is one rank with what it reduces.
+type joined struct {
+	d      device.Driver
+	comm   *allreduce.Comm
+	rank   int
+	world  int
+	dev    int
+	stream device.Stream
+}
+
+func join(d device.Driver, cfg allreduce.Config, rank, world int) (*joined, error) {
+	cfg.Backend = allreduce.Backend(d.Backend())
+	comm, err := allreduce.Join(context.Background(), cfg, allreduce.Rank{Rank: rank, World: world, LocalRank: rank, LocalWorld: world})
+	if err != nil {
+		return nil, err
+	}
+	j := &joined{d: d, comm: comm, rank: rank, world: world, dev: comm.Devices()[0]}
+	j.stream, err = d.NewStream(j.dev)
+	return j, err
+}
+
+func (j *joined) close() error {
+	err := j.comm.Close()
+	return errors.Join(err, j.d.DestroyStream(j.dev, j.stream))
+}
+
+// reduce makes one checked reduction: this rank's result must be the reference's bits.
+func (j *joined) reduce(p job) error {
+	inputs := make([][]byte, j.world)
+	for r := range inputs {
+		inputs[r] = make([]byte, p.count*p.typ.Size())
+		reference.Fill(inputs[r], p.kind, reference.Type(p.typ), p.seed, r)
+	}
+	absent := make([]bool, j.world)
+	for _, a := range p.absent {
+		if a < j.world {
+			absent[a] = true
+		}
+	}
+	size := int64(len(inputs[0]))
+	send, err := j.d.Malloc(j.dev, size+1)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = j.d.Free(j.dev, send) }()
+	recv := send
+	if !p.inPlace {
+		if recv, err = j.d.Malloc(j.dev, size+1); err != nil {
+			return err
+		}
+		defer func() { _ = j.d.Free(j.dev, recv) }()
+	}
+	if err := j.d.CopyToDevice(j.dev, send, inputs[j.rank]); err != nil {
+		return err
+	}
+	b := allreduce.Buffer{Send: send, Recv: recv, Count: p.count, Type: p.typ, Op: p.op, Stream: j.stream, Absent: absent[j.rank]}
+	wire := j.comm.RouteFor(b).Wire
+	if wire == allreduce.TypeNone {
+		wire = p.typ
+	}
+	want, err := reference.Reduction{Type: reference.Type(p.typ), Wire: reference.Type(wire), Op: reference.Op(p.op), Inputs: inputs, Absent: absent, Count: p.count}.Result()
+	if err != nil {
+		return err
+	}
+	if err := j.comm.AllReduce([]allreduce.Buffer{b}); err != nil {
+		return err
+	}
+	if err := j.d.Synchronize(j.dev, j.stream); err != nil {
+		return err
+	}
+	if err := j.comm.Err(); err != nil {
+		return err
+	}
+	got := make([]byte, size)
+	if err := j.d.CopyToHost(j.dev, got, recv); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		n, first := reference.Different(got, want, reference.Type(p.typ))
+		return fmt.Errorf("%s: %d elements differ, the first is %d", p, n, first)
+	}
+	return nil
+}
+
+// jobs are reductions on every path that crosses processes.
+func jobs() []job {
+	var list []job
+	for i, count := range []int{1, 7, 1000, 16384, 100_000, 400_000} {
+		for _, typ := range []allreduce.Type{allreduce.F32, allreduce.BF16, allreduce.F16} {
+			list = append(list, job{typ: typ, count: count, kind: reference.Normal, seed: uint64(i), inPlace: i%2 == 0})
+		}
+	}
+	return append(list,
+		job{typ: allreduce.F32, count: 0},
+		job{typ: allreduce.F32, op: allreduce.Avg, count: 4097, kind: reference.Specials, seed: 9},
+		job{typ: allreduce.F32, count: 5000, kind: reference.Normal, seed: 10, absent: []int{1}},
+		job{typ: allreduce.F32, count: 300_000, kind: reference.Normal, seed: 11, absent: []int{0}},
+	)
+}
+
+// inside runs f for every rank of a world in one process, a Join per goroutine.
+func inside(t *testing.T, d device.Driver, world int, cfg allreduce.Config, f func(j *joined) error) []error {
+	t.Helper()
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	cfg.Rendezvous = t.Name()
+	errs := make([]error, world)
+	var wg sync.WaitGroup
+	for r := range world {
+		wg.Go(func() {
+			j, err := join(d, cfg, r, world)
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			errs[r] = f(j)
+			if err := j.close(); errs[r] == nil {
+				errs[r] = err
+			}
+		})
+	}
+	wg.Wait()
+	return errs
+}
+
+func TestJoinInside(t *testing.T) {
+	for _, world := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(world), func(t *testing.T) {
+			testbackend.Each(t, world, func(t *testing.T, d device.Driver) {
+				errs := inside(t, d, world, allreduce.Config{}, func(j *joined) error {
+					assert.Equal(t, world, j.comm.Ranks())
+					assert.Equal(t, []int{j.rank}, j.comm.LocalRanks()[:1])
+					for _, p := range jobs() {
+						if err := j.reduce(p); err != nil {
+							return fmt.Errorf("%s: %w", p, err)
+						}
+					}
+					return nil
+				})
+				for r, err := range errs {
+					require.NoError(t, err, "rank %d", r)
+				}
+			})
+		})
+	}
+}
+
+func TestJoinMismatch(t *testing.T) {
+	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
+		start := time.Now()
+		errs := inside(t, d, 2, allreduce.Config{}, func(j *joined) error {
+			return j.reduce(job{typ: allreduce.F32, count: 100 * (1 + j.rank), kind: reference.Normal})
+		})
+		require.Less(t, time.Since(start), 5*time.Second, "well before the deadline")
+		found := false
+		for _, err := range errs {
+			// The rank with fewer elements may have had all it waited for.
+			if err == nil || !errors.Is(err, allreduce.ErrMismatch) {
+				continue
+			}
+			found = true
+			require.ErrorContains(t, err, "rank 0 is in call 0, sum of 100 f32 as f32, internal, eager")
+			require.ErrorContains(t, err, "rank 1 is in call 0, sum of 200 f32 as f32, internal, eager")
+		}
+		require.True(t, found, "%v", errs)
+	})
+}
+
+func TestJoinSettingsDiffer(t *testing.T) {
+	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
+		t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+		var wg sync.WaitGroup
+		errs := make([]error, 2)
+		for r := range 2 {
+			wg.Go(func() { _, errs[r] = join(d, allreduce.Config{Rendezvous: t.Name(), Blocks: 8 << r}, r, 2) })
+		}
+		wg.Wait()
+		for _, err := range errs {
+			require.ErrorIs(t, err, allreduce.ErrMismatch)
+			require.ErrorContains(t, err, "GGML_CUDA_AR_BLOCKS is 8 on rank 0 and 16 on rank 1")
+		}
+	})
+}
+
+func TestJoinSameDevice(t *testing.T) {
+	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
+		for _, err := range inside(t, d, 2, allreduce.Config{Devices: []int{1}}, func(*joined) error { return nil }) {
+			require.ErrorIs(t, err, allreduce.ErrArgument)
+			require.ErrorContains(t, err, "ranks 0 and 1 are on the same device")
+		}
+	})
+}
+
+func TestJoinArguments(t *testing.T) {
+	testbackend.Emulated(t, device.DefaultMachine(2), func(t *testing.T, d device.Driver) {
+		for _, c := range []struct {
+			cfg  allreduce.Config
+			rank allreduce.Rank
+			is   error
+			text string
+		}{
+			{allreduce.Config{}, allreduce.Rank{}, allreduce.ErrSetting, "not started by torchrun"},
+			{allreduce.Config{}, allreduce.Rank{Rank: 2, World: 2}, allreduce.ErrArgument, "Rank.Rank is 2"},
+			{allreduce.Config{}, allreduce.Rank{Rank: 0, World: 9}, allreduce.ErrArgument, "Rank.World is 9; allowed: 1 to 8"},
+			{allreduce.Config{}, allreduce.Rank{Rank: 0, World: 2}, allreduce.ErrSetting, "nothing tells this job from others"},
+			{allreduce.Config{Ranks: 3}, allreduce.Rank{Rank: 0, World: 2, Job: "x"}, allreduce.ErrSetting, "Config.Ranks is 3"},
+			{allreduce.Config{}, allreduce.Rank{Rank: 0, World: 4, LocalWorld: 2, Job: "x"}, allreduce.ErrSetting, "GGML_CUDA_AR_SECRET_FILE"},
+			{allreduce.Config{Rendezvous: "127.0.0.1:1"}, allreduce.Rank{Rank: 0, World: 2}, allreduce.ErrSetting, "GGML_CUDA_AR_SECRET_FILE"},
+			{allreduce.Config{Rendezvous: "127.0.0.1:1", SecretFile: "/none"}, allreduce.Rank{Rank: 0, World: 2}, allreduce.ErrSetting, "/none"},
+			{allreduce.Config{}, allreduce.Rank{Rank: 2, World: 4, LocalRank: 2, Job: "x"}, allreduce.ErrNoDevice, "no device 2 for local rank 2"},
+		} {
+			c.cfg.Backend = allreduce.BackendEmulated
+			_, err := allreduce.Join(context.Background(), c.cfg, c.rank)
+			require.ErrorIs(t, err, c.is, "%+v", c)
+			require.ErrorContains(t, err, c.text)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+		_, err := allreduce.Join(ctx, allreduce.Config{Backend: allreduce.BackendEmulated, Rendezvous: "alone"}, allreduce.Rank{Rank: 0, World: 2})
+		require.ErrorIs(t, err, allreduce.ErrTimeout)
+		require.ErrorContains(t, err, "rank 1 did not come")
+	})
+}
+
+// A rank that has closed takes part in no more calls, and says so at once.
+func TestJoinCloseFirst(t *testing.T) {
+	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
+		gone := make(chan struct{})
+		errs := inside(t, d, 2, allreduce.Config{}, func(j *joined) error {
+			p := job{typ: allreduce.F32, count: 1000, kind: reference.Normal}
+			if err := j.reduce(p); err != nil {
+				return err
+			}
+			if j.rank == 1 {
+				defer close(gone)
+				return j.comm.Close()
+			}
+			<-gone
+			start := time.Now()
+			err := j.reduce(p)
+			assert.Less(t, time.Since(start), time.Second)
+			return err
+		})
+		require.NoError(t, errs[1])
+		require.ErrorIs(t, errs[0], allreduce.ErrClosed)
+		require.ErrorContains(t, errs[0], "rank 1 has closed")
+	})
+}
+
+// ---- processes --------------------------------------------------------------------------------------------------
+
+// children of this test binary, one per rank. script says what they do.
+type child struct {
+	*exec.Cmd
+	lines chan string
+	out   bytes.Buffer
+	mutex sync.Mutex
+}
+
+func startChildren(t *testing.T, world int, script string, more ...string) []*child {
+	t.Helper()
+	dir := t.TempDir()
+	list := make([]*child, world)
+	for r := range list {
+		c := &child{Cmd: exec.Command(os.Args[0]), lines: make(chan string, 4096)}
+		c.Env = append(append(os.Environ(), childVariable+"="+script, "XDG_RUNTIME_DIR="+dir, "GGML_CUDA_AR_RENDEZVOUS="+t.Name(),
+			fmt.Sprint("RANK=", r), fmt.Sprint("WORLD_SIZE=", world), fmt.Sprint("LOCAL_RANK=", r), fmt.Sprint("LOCAL_WORLD_SIZE=", world)), more...)
+		out, err := c.StdoutPipe()
+		require.NoError(t, err)
+		c.Stderr = c.Stdout
+		require.NoError(t, c.Start())
+		go func() {
+			defer close(c.lines)
+			s := bufio.NewScanner(out)
+			for s.Scan() {
+				c.mutex.Lock()
+				fmt.Fprintln(&c.out, s.Text())
+				c.mutex.Unlock()
+				select {
+				case c.lines <- s.Text():
+				default:
+				}
+			}
+		}()
+		list[r] = c
+		t.Cleanup(func() { _ = c.Process.Kill() })
+	}
+	return list
+}
+
+func (c *child) text() string {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.out.String()
+}
+
+// await reads until a line begins with word.
+func (c *child) await(t *testing.T, word string) string {
+	t.Helper()
+	limit := time.After(60 * time.Second)
+	for {
+		select {
+		case line, open := <-c.lines:
+			if !open {
+				t.Fatalf("ended before %q:\n%s", word, c.text())
+			}
+			if strings.HasPrefix(line, word) {
+				return line
+			}
+		case <-limit:
+			t.Fatalf("no %q:\n%s", word, c.text())
+		}
+	}
+}
+
+// end waits for the process and gives its exit code.
+func (c *child) end(t *testing.T, limit time.Duration) int {
+	t.Helper()
+	timer := time.AfterFunc(limit, func() { _ = c.Process.Signal(syscall.SIGQUIT) })
+	defer timer.Stop()
+	for range c.lines { //nolint:revive // until the pipe is empty
+	}
+	_ = c.Wait()
+	return c.ProcessState.ExitCode()
+}
+
+// joinChild is a rank in a process of its own.
+func joinChild(script string) int {
+	d, err := device.Open(device.Emulated)
+	if err == nil {
+		err = childScript(d, script)
+	}
+	if err == nil {
+		fmt.Println("good")
+		return 0
+	}
+	fmt.Println("error:", err)
+	for i, s := range []error{allreduce.ErrTimeout, allreduce.ErrPeerLost, allreduce.ErrMismatch, allreduce.ErrClosed} {
+		if errors.Is(err, s) {
+			return 10 + i
+		}
+	}
+	return 1
+}
+
+func childScript(d device.Driver, script string) (err error) {
+	comm, err := allreduce.Join(context.Background(), allreduce.Config{Backend: allreduce.BackendEmulated}, allreduce.Rank{})
+	if err != nil {
+		return err
+	}
+	rank, _ := strconv.Atoi(os.Getenv("RANK"))
+	j := &joined{d: d, comm: comm, rank: rank, world: comm.Ranks(), dev: comm.Devices()[0]}
+	if j.stream, err = d.NewStream(j.dev); err != nil {
+		return err
+	}
+	fmt.Println("joined")
+	defer func() {
+		start := time.Now()
+		if e := j.close(); err == nil {
+			err = e
+		}
+		if took := time.Since(start); took > 3*time.Second && err == nil {
+			err = fmt.Errorf("close took %v", took)
+		}
+	}()
+	switch script {
+	case "jobs":
+		for _, p := range jobs() {
+			if err := j.reduce(p); err != nil {
+				return fmt.Errorf("%s: %w", p, err)
+			}
+		}
+	case "loop":
+		for i := 0; ; i++ {
+			if err := j.reduce(job{typ: allreduce.F32, count: 3000 + 200_000*(i%2), kind: reference.Normal, seed: uint64(i)}); err != nil {
+				return err
+			}
+			fmt.Println("step", i)
+		}
+	case "cycles":
+		for range 20 {
+			if err := j.reduce(job{typ: allreduce.F32, count: 1000, kind: reference.Normal}); err != nil {
+				return err
+			}
+			if err := j.comm.Close(); err != nil {
+				return err
+			}
+			if j.comm, err = allreduce.Join(context.Background(), allreduce.Config{Backend: allreduce.BackendEmulated}, allreduce.Rank{}); err != nil {
+				return err
+			}
+		}
+		fds, _ := os.ReadDir("/proc/self/fd")
+		maps, _ := os.ReadFile("/proc/self/maps")
+		if n := strings.Count(string(maps), "memfd:allreduce"); n != 1 {
+			return fmt.Errorf("%d mappings of shared memory after 20 cycles", n)
+		}
+		if len(fds) > 16 {
+			return fmt.Errorf("%d descriptors after 20 cycles", len(fds))
+		}
+	}
+	return nil
+}
+
+func TestJoinProcesses(t *testing.T) {
+	for _, world := range []int{2, 4} {
+		children := startChildren(t, world, "jobs")
+		for r, c := range children {
+			require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+		}
+	}
+}
+
+func TestJoinCycles(t *testing.T) {
+	for r, c := range startChildren(t, 2, "cycles") {
+		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+	}
+}
+
+// kill -9 in the middle: every survivor reports the same within the deadline, closes and ends.
+func TestJoinKilled(t *testing.T) {
+	for _, victim := range []int{0, 3} {
+		children := startChildren(t, 4, "loop")
+		children[victim].await(t, "step 3")
+		require.NoError(t, children[victim].Process.Kill())
+		start := time.Now()
+		var same string
+		for r, c := range children {
+			code := c.end(t, 20*time.Second)
+			if r == victim {
+				continue
+			}
+			require.Equal(t, 11, code, "rank %d:\n%s", r, c.text())
+			text := c.text()
+			text = text[strings.Index(text, "error:"):]
+			require.Contains(t, text, fmt.Sprintf("the process of rank %d has ended", victim))
+			if same == "" {
+				same = text
+			}
+			require.Equal(t, same, text)
+		}
+		require.Less(t, time.Since(start), 10*time.Second)
+	}
+}
+
+// A stopped process says nothing and dies not: the deadline ends the waits of the others.
+func TestJoinStopped(t *testing.T) {
+	children := startChildren(t, 3, "loop", "GGML_CUDA_AR_SPIN_TIMEOUT_MS=1000")
+	children[1].await(t, "step 2")
+	require.NoError(t, children[1].Process.Signal(syscall.SIGSTOP))
+	for _, r := range []int{0, 2} {
+		require.Equal(t, 10, children[r].end(t, 20*time.Second), "rank %d:\n%s", r, children[r].text())
+		require.Contains(t, children[r].text(), "waited 1000 ms for rank 1")
+	}
+	require.NoError(t, children[1].Process.Signal(syscall.SIGCONT))
+	require.NotZero(t, children[1].end(t, 20*time.Second))
+}
