@@ -121,6 +121,10 @@ func jobs() []job {
 		job{typ: allreduce.F32, op: allreduce.Avg, count: 4097, kind: reference.Specials, seed: 9},
 		job{typ: allreduce.F32, count: 5000, kind: reference.Normal, seed: 10, absent: []int{1}},
 		job{typ: allreduce.F32, count: 300_000, kind: reference.Normal, seed: 11, absent: []int{0}},
+		job{typ: allreduce.F32, count: 1_500_001, kind: reference.Normal, seed: 12, inPlace: true},
+		job{typ: allreduce.BF16, count: 1_000_003, kind: reference.Specials, seed: 13},
+		job{typ: allreduce.F32, count: 900_000, kind: reference.Normal, seed: 14, inPlace: true, absent: []int{1}},
+		job{typ: allreduce.F16, count: 1_200_000, kind: reference.Normal, seed: 15, absent: []int{0, 1}},
 	)
 }
 
@@ -149,24 +153,39 @@ func inside(t *testing.T, d device.Driver, world int, cfg allreduce.Config, f fu
 }
 
 func TestJoinInside(t *testing.T) {
-	for _, world := range []int{1, 2, 4} {
-		t.Run(fmt.Sprint(world), func(t *testing.T) {
-			testbackend.Each(t, world, func(t *testing.T, d device.Driver) {
-				errs := inside(t, d, world, allreduce.Config{}, func(j *joined) error {
-					assert.Equal(t, world, j.comm.Ranks())
-					assert.Equal(t, []int{j.rank}, j.comm.LocalRanks()[:1])
-					for _, p := range jobs() {
-						if err := j.reduce(p); err != nil {
-							return fmt.Errorf("%s: %w", p, err)
+	for name, cfg := range map[string]allreduce.Config{
+		"defaults":    {},
+		"copy-engine": {Algorithm: allreduce.AlgorithmCopyEngine, RingBytes: 1 << 20},
+		"exact":       {Algorithm: allreduce.AlgorithmCopyEngine, RingBytes: 1 << 20, CopyChunkBytes: 64 << 10, Wire: allreduce.WireF32},
+		"internal":    {Algorithm: allreduce.AlgorithmInternal},
+	} {
+		for _, world := range []int{1, 2, 3, 4} {
+			t.Run(fmt.Sprint(name, world), func(t *testing.T) {
+				testbackend.Each(t, world, func(t *testing.T, d device.Driver) {
+					errs := inside(t, d, world, cfg, func(j *joined) error {
+						assert.Equal(t, world, j.comm.Ranks())
+						for _, p := range jobs() {
+							if err := j.reduce(p); err != nil {
+								return fmt.Errorf("%s: %w", p, err)
+							}
 						}
+						if s := j.comm.Stats(); world > 1 {
+							assert.Equal(t, name != "internal", s.Paths[allreduce.PathCopyEngine].Calls > 0)
+							assert.Equal(t, cfg.Algorithm != allreduce.AlgorithmCopyEngine, s.Paths[allreduce.PathInternal].Calls > 0)
+							assert.Zero(t, s.Allocations-min(s.Allocations, 1), "nothing is allocated after Join")
+							assert.Empty(t, s.Warnings)
+						}
+						return nil
+					})
+					for r, err := range errs {
+						require.NoError(t, err, "rank %d", r)
 					}
-					return nil
+					if d.Backend() == device.Emulated {
+						require.Zero(t, device.Hazards(), device.Report())
+					}
 				})
-				for r, err := range errs {
-					require.NoError(t, err, "rank %d", r)
-				}
 			})
-		})
+		}
 	}
 }
 
@@ -457,7 +476,8 @@ func TestJoinKilled(t *testing.T) {
 			}
 			require.Equal(t, 11, code, "rank %d:\n%s", r, c.text())
 			text := c.text()
-			text = text[strings.Index(text, "error:"):]
+			text = text[strings.Index(text, "error: allreduce: ")+len("error: allreduce: "):]
+			text = text[strings.Index(text, ": "):] // what found it may differ: AllReduce or Err
 			require.Contains(t, text, fmt.Sprintf("the process of rank %d has ended", victim))
 			if same == "" {
 				same = text

@@ -40,6 +40,8 @@ const char* phase_name(uint32_t phase) {
       return "internal data";
     case Phase::internal_flag:
       return "internal flag";
+    case Phase::told:
+      return "copy-engine flag";
     default:
       return "unknown";
   }

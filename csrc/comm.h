@@ -49,6 +49,10 @@ class DeviceGuard {
 struct Mark {
   Event event = nullptr;
   bool recorded = false;
+  // Of a rank of another process (Comm::publish): its flag and the value there that stands for this record; who it is.
+  const uint32_t* told = nullptr;
+  uint32_t value = 0;
+  int peer = -1;
 };
 
 // Streams and events of one rank for one use: all eager calls, or one capture. Made on demand, kept until the end.
@@ -161,6 +165,12 @@ class Comm : public ar_comm {
   // Records on, or makes wait, a rank's stream.
   int32_t record(Mark& mark, int rank, Stream stream, ar_error* e);
   int32_t await(Order id, int rank, Stream stream, const Mark& mark, ar_error* e);
+  // Records a mark that other ranks wait for: what events do inside a process, a flag does for the others. Every process
+  // makes the same calls for every rank in the same order; of a rank that is not here nothing is enqueued, but a wait for
+  // the mark then waits for the flag that its process raises. A slot's records of one kind must be in stream order.
+  int32_t publish(Mark& mark, Told what, int slot, int rank, Stream stream, ar_error* e);
+  // Each local rank's signature of a call, on its stream; nothing where ranks cannot disagree.
+  int32_t sign(const Call& call, int path, ar_error* e);
   int32_t runtime_error(Code code, int rank, const char* what, ar_error* e) const;
 
  private:
@@ -184,6 +194,7 @@ class Comm : public ar_comm {
   void latch(const ar_error& failure);
   void find_mismatch();
   int closed_peer() const;
+  int32_t await_told(Order id, int rank, Stream stream, const Mark& mark, ar_error* e);
 
   mutable std::mutex mutex_;
   int world_ = 0;
@@ -207,6 +218,7 @@ class Comm : public ar_comm {
   char *shared_ = nullptr, *shared_device_ = nullptr;  // where split: the file
   int64_t shared_bytes_ = 0;
   uint32_t* counters_[kMaxRanks] = {};  // of signatures
+  uint32_t told_[kMaxRanks][static_cast<int>(Told::count)][2] = {};  // records so far
   std::vector<Part> parts_;
   std::shared_ptr<Storage> storage_;
   Lanes eager_;

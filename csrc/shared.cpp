@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "comm.h"
+#include "kernels/tell.h"
 #include "transports/transport.h"
 
 namespace AR_NS {
@@ -103,6 +104,41 @@ int Comm::closed_peer() const {
     for (int r = 0; r < world_; r++)
       if (!local(r) && __atomic_load_n(&board_->closed[r].v, __ATOMIC_ACQUIRE) != 0) return r;
   return -1;
+}
+
+int32_t Comm::publish(Mark& mark, Told what, int slot, int r, Stream stream, ar_error* e) {
+  if (local(r))
+    if (const int32_t s = record(mark, r, stream, e)) return s;
+  if (!split()) return AR_OK;
+  uint32_t* flag = &board_device_->told[r][static_cast<int>(what)][slot].v;
+  const uint32_t value = ++told_[r][static_cast<int>(what)][slot];
+  if (!local(r)) {
+    mark.recorded = true;
+    mark.told = flag;
+    mark.value = value;
+    mark.peer = r;
+    return AR_OK;
+  }
+  const Code c = AR_NS::launch(Tell{flag, value}, 1, 32, stream);
+  return c == kOk ? AR_OK : runtime_error(c, r, "raising a flag", e);
+}
+
+int32_t Comm::await_told(Order id, int r, Stream stream, const Mark& mark, ar_error* e) {
+  const AwaitTold k{mark.told, mark.value, id, abort_word(), abort_base(), aborts(), timeout_ns_,
+                    board_device_->records[r], static_cast<uint32_t>(mark.peer), static_cast<uint32_t>(calls_)};
+  const Code c = AR_NS::launch(k, 1, 32, stream);
+  return c == kOk ? AR_OK : runtime_error(c, r, "waiting for a flag", e);
+}
+
+int32_t Comm::sign(const Call& call, int path, ar_error* e) {
+  for (int r : locals_) {
+    const Signature s = signature(call, path, r);
+    if (s.lines == nullptr) continue;
+    Code c = set_device(rank(r).device);
+    if (c == kOk) c = AR_NS::launch(Sign{s}, 1, 32, call.parts[static_cast<size_t>(r)].stream);
+    if (c != kOk) return runtime_error(c, r, "leaving a signature", e);
+  }
+  return AR_OK;
 }
 
 Signature Comm::signature(const Call& call, int path, int r) const {

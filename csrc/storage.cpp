@@ -222,6 +222,7 @@ int32_t Comm::record(Mark& mark, int rank, Stream stream, ar_error* e) {
 
 int32_t Comm::await(Order id, int rank, Stream stream, const Mark& mark, ar_error* e) {
   if (!mark.recorded) return AR_OK;
+  if (mark.told != nullptr) return await_told(id, rank, stream, mark, e);
   const Code c = order_wait(id, stream, mark.event);
   return c == kOk ? AR_OK : runtime_error(c, rank, "waiting for an event", e);
 }

@@ -116,6 +116,8 @@ void World::release_all() {
     if (!m.second.foreign) std::free(reinterpret_cast<void*>(m.first));
   memory.clear();
   foreign = 0;
+  told.reset();
+  last_told.reset();
   for (auto& q : quarantine) std::free(q.first);
   quarantine.clear();
   quarantine_bytes = 0;

@@ -249,6 +249,7 @@ struct World {
   std::deque<std::pair<void*, size_t>> quarantine;  // freed but not given back yet
   size_t quarantine_bytes = 0;
   int foreign = 0;  // registered ranges
+  ReleaseRef last_told, told;  // all that stores to them have told
 
   // hazards.cpp
   std::vector<uint32_t> steps;                        // by timeline: the last step given out

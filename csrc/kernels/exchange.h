@@ -35,7 +35,7 @@ template <class W>
 constexpr int kInFlight = sizeof(typename W::Bits) == 4 ? 4 : 2;
 
 // What an expired wait leaves behind, one Vec16 per block: {phase | peer << 8, awaited, seen, call}.
-enum class Phase : uint32_t { none = 0, internal_data = 1, internal_flag = 2 };
+enum class Phase : uint32_t { none = 0, internal_data = 1, internal_flag = 2, told = 3 };
 
 // One rank's pinned memory, by its device-visible addresses. Regions are cut into kMaxBlocks-independent shares: block b's
 // slot s starts at (s * blocks + b) * bytes per block.
