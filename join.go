@@ -300,6 +300,9 @@ func (p *party) form(ctx context.Context, s *settings, backend Backend, device i
 		defer memory.Close()
 		options.SharedFD = int(memory.Fd())
 	}
+	if options.NCCLID, err = p.ncclID(ctx, &options); err != nil {
+		return nil, err
+	}
 	handle, e := core.CreateComm(options)
 	var made error
 	if e != nil {
@@ -318,6 +321,22 @@ func (p *party) form(ctx context.Context, s *settings, backend Backend, device i
 	}
 	c.begin(s, warnings)
 	return c, nil
+}
+
+// ncclID gives the id that rank 0 has made, nil where it could not: then there is no nccl path.
+func (p *party) ncclID(ctx context.Context, o *core.Options) ([]byte, error) {
+	var mine []byte
+	if p.rank.Rank == 0 && o.NCCLLib != "" {
+		mine, _ = core.NCCLID(o.Backend, o.NCCLLib, o.NCCLNoPeer)
+	}
+	id, _, err := p.group.Broadcast(ctx, mine)
+	if err != nil {
+		return nil, joinError(err)
+	}
+	if len(id) == 0 {
+		return nil, nil
+	}
+	return id, nil
 }
 
 // introduce exchanges who is where; ranks of different processes do not share a device, since their kernels, which wait for
@@ -434,8 +453,9 @@ func checkShared(memory *os.File, bytes int64) error {
 
 // capabilityAcross is a capability as ranks tell it.
 type capabilityAcross struct {
-	OK  bool
-	Why string
+	OK      bool
+	Why     string
+	Version int // of NCCL
 }
 
 // finish finds the paths that exist on every rank and allocates what they need.
@@ -445,8 +465,9 @@ func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, back
 	var mine [numPaths]capabilityAcross
 	for path := range Path(numPaths) {
 		c := caps.of(path)
-		mine[path] = capabilityAcross{c.ok, c.why}
+		mine[path] = capabilityAcross{OK: c.ok, Why: c.why}
 	}
+	mine[PathNCCL].Version = handle.Stats().NCCLVersion
 	all, err := gather(ctx, p.group, mine)
 	if err != nil {
 		return nil, err
@@ -456,6 +477,9 @@ func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, back
 		for r, theirs := range all {
 			if !theirs[path].OK && c.ok {
 				c.ok, c.why = false, fmt.Sprintf("rank %d: %s", r, theirs[path].Why)
+			}
+			if c.ok && theirs[path].Version != all[0][path].Version {
+				c.ok, c.why = false, fmt.Sprintf("NCCL is %d on rank 0 and %d on rank %d", all[0][path].Version, theirs[path].Version, r)
 			}
 		}
 	}

@@ -99,6 +99,8 @@ void ar_comm_free(ar_comm* comm) {
     const ar::Backend* b = find(backend, e);                          \
     return b == nullptr ? no_backend(backend) : b->name(__VA_ARGS__); \
   }
+AR_ON_BACKEND(nccl_id, (int32_t backend, const char* lib, int32_t p2p_disable, uint8_t* id, ar_error* e), lib,
+              p2p_disable, id, e)
 AR_ON_BACKEND(device_count, (int32_t backend, int32_t* n, ar_error* e), n, e)
 AR_ON_BACKEND(device_get_info, (int32_t backend, int32_t d, ar_device_info* info, ar_error* e), d, info, e)
 AR_ON_BACKEND(device_can_access_peer, (int32_t backend, int32_t d, int32_t p, int32_t* can, ar_error* e), d, p, can, e)

@@ -16,6 +16,7 @@
   X(comm_close, (ar_comm*, ar_error*))                                                                       \
   X(comm_lose, (ar_comm*, int32_t, const char*, ar_error*))                                                  \
   X(comm_free, (ar_comm*))                                                                                   \
+  X(nccl_id, (const char*, int32_t, uint8_t*, ar_error*))                                                    \
   X(device_count, (int32_t*, ar_error*))                                                                     \
   X(device_get_info, (int32_t, ar_device_info*, ar_error*))                                                  \
   X(device_can_access_peer, (int32_t, int32_t, int32_t*, ar_error*))                                         \

@@ -128,6 +128,7 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   NcclOptions nccl;
   nccl.path = o.nccl_lib != nullptr ? o.nccl_lib : "";
   nccl.p2p_disable = o.nccl_p2p_disable != 0;
+  nccl.id = o.nccl_id;
   transports_[AR_PATH_NCCL] = make_nccl(*this, nccl);
   for (auto& t : transports_) {
     if (t == nullptr || !t->missing().empty()) continue;

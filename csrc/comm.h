@@ -243,5 +243,6 @@ int32_t comm_stats(ar_comm*, ar_stats*);
 int32_t comm_close(ar_comm*, ar_error*);
 int32_t comm_lose(ar_comm*, int32_t, const char*, ar_error*);
 int32_t comm_free(ar_comm*);
+int32_t nccl_id(const char* lib, int32_t p2p_disable, uint8_t* id, ar_error* e);  // transports/nccl.cpp
 
 }  // namespace AR_NS

@@ -14,6 +14,7 @@
 namespace AR_NS {
 
 static_assert(kMaxRanks == 8 && kMaxBlocks == 64, "the board's lines");
+constexpr uint32_t kStrided = 1 << 16;  // of a signature
 
 int32_t Comm::map_board(const ar_options& o, ar_error* e) {
   void* host = nullptr;
@@ -146,8 +147,8 @@ Signature Comm::signature(const Call& call, int path, int r) const {
   if (counters_[r] == nullptr || (!split() && (!call.captured || call.one_capture))) return s;
   s.lines = board_device_->signatures[r];
   s.counter = counters_[r];
-  s.what = static_cast<uint32_t>(call.type | call.wire << 4 | call.op << 8 | path << 12 | (call.strided ? 1 << 16 : 0) |
-                                 (call.captured ? 1 << 17 : 0));
+  s.what = static_cast<uint32_t>(call.type | call.wire << 4 | call.op << 8 | path << 12 | (call.captured ? 1 << 17 : 0)) |
+           (call.strided ? kStrided : 0);
   s.call = static_cast<uint32_t>(call.number);
   s.count[0] = static_cast<uint32_t>(call.count);
   s.count[1] = static_cast<uint32_t>(call.count >> 32);
@@ -159,7 +160,9 @@ namespace {
 struct Signed {
   uint32_t w[8];  // kernels/sign.h
   bool whole() const { return w[0] != 0 && w[0] == w[4]; }
-  bool same(const Signed& o) const { return w[1] == o.w[1] && w[2] == o.w[2] && w[3] == o.w[3] && w[5] == o.w[5]; }
+  bool same(const Signed& o) const {
+    return (w[1] | kStrided) == (o.w[1] | kStrided) && w[2] == o.w[2] && w[3] == o.w[3] && w[5] == o.w[5];
+  }
   std::string text() const {
     const uint32_t what = w[1];
     const uint64_t count = w[2] | static_cast<uint64_t>(w[3]) << 32;
@@ -167,7 +170,7 @@ struct Signed {
     std::snprintf(t, sizeof(t), "call %u, %s of %llu %s as %s, %s, %s%s", w[5], (what >> 8 & 15) == AR_AVG ? "avg" : "sum",
                   static_cast<unsigned long long>(count), type_name(static_cast<int32_t>(what & 15)),
                   type_name(static_cast<int32_t>(what >> 4 & 15)), path_name(static_cast<int32_t>(what >> 12 & 15)),
-                  what >> 17 & 1 ? "captured" : "eager", what >> 16 & 1 ? ", strided" : "");
+                  what >> 17 & 1 ? "captured" : "eager", (what & kStrided) != 0 ? ", strided" : "");
     return t;
   }
 };

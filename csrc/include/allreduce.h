@@ -81,6 +81,7 @@ typedef enum ar_path {
   AR_PATH_NCCL = 4         /* libnccl, opened at run time */
 } ar_path;
 #define AR_PATHS 5
+#define AR_NCCL_ID_BYTES 128
 
 /* What went wrong. rank and device are -1 where they do not apply. The last five fields are set for
  * AR_ERR_TIMEOUT and AR_ERR_MISMATCH: the phase of the protocol, the peer waited for, the epoch seen there and
@@ -190,6 +191,9 @@ AR_API int32_t ar_comm_create(const ar_options* options, ar_comm** comm, ar_erro
 
 /* The size of the file that the processes of a communicator share: of the options, world and ring_bytes count. */
 AR_API int64_t ar_shared_bytes(const ar_options* options);
+
+/* An id for ar_options.nccl_id, from the libnccl named: made by one process, given to all. */
+AR_API int32_t ar_nccl_id(int32_t backend, const char* nccl_lib, int32_t nccl_p2p_disable, uint8_t* id, ar_error* error);
 
 /* From outside: ends the communicator on all its ranks, in all its processes, with AR_ERR_PEER_LOST and this text. Waits on
  * devices end at once. Any thread; does nothing where it has failed already. */

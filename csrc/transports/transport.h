@@ -51,7 +51,8 @@ class Transport {
 std::unique_ptr<Transport> make_internal(Comm& comm);
 std::unique_ptr<Transport> make_copy_engine(Comm& comm);
 struct NcclOptions {
-  std::string path;  // "": no NCCL
+  std::string path;              // "": no NCCL
+  const uint8_t* id = nullptr;  // across processes: made by one of them
   bool p2p_disable = false;
 };
 std::unique_ptr<Transport> make_nccl(Comm& comm, const NcclOptions& options);

@@ -147,6 +147,22 @@ func SharedBytes(world int, ringBytes int64) int64 {
 	return int64(C.ar_shared_bytes(&opts))
 }
 
+// NCCLID is ar_nccl_id: what lets processes that all have it meet in NCCL.
+func NCCLID(backend int32, library string, noPeer bool) ([]byte, *Error) {
+	name := C.CString(library)
+	defer C.free(unsafe.Pointer(name))
+	var disable C.int32_t
+	if noPeer {
+		disable = 1
+	}
+	var id [C.AR_NCCL_ID_BYTES]C.uint8_t
+	e := blank()
+	if err := convert(C.ar_nccl_id(C.int32_t(backend), name, disable, &id[0], &e), &e); err != nil {
+		return nil, err
+	}
+	return C.GoBytes(unsafe.Pointer(&id[0]), C.AR_NCCL_ID_BYTES), nil
+}
+
 // Lose is ar_comm_lose: ends the communicator on all its ranks, since one is gone.
 func (c *Comm) Lose(rank int, text string) {
 	t := C.CString(text)
