@@ -4,10 +4,16 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -389,7 +395,13 @@ func joinChild(script string) int {
 }
 
 func childScript(d device.Driver, script string) (err error) {
-	comm, err := allreduce.Join(context.Background(), allreduce.Config{Backend: allreduce.BackendEmulated}, allreduce.Rank{})
+	ctx, cancel := context.WithCancel(context.Background())
+	if script == "phases" {
+		fmt.Println("phase rendezvous")
+		ctx, cancel = context.WithTimeout(context.Background(), 2*time.Second)
+	}
+	defer cancel()
+	comm, err := allreduce.Join(ctx, allreduce.Config{Backend: allreduce.BackendEmulated}, allreduce.Rank{})
 	if err != nil {
 		return err
 	}
@@ -422,6 +434,24 @@ func childScript(d device.Driver, script string) (err error) {
 			}
 			fmt.Println("step", i)
 		}
+	case "phases":
+		for i := range 4 {
+			for _, phase := range []string{"small", "large", "idle"} {
+				fmt.Println("phase", phase)
+				if phase == "idle" {
+					time.Sleep(2 * time.Millisecond)
+					continue
+				}
+				count := 3000
+				if phase == "large" {
+					count = 700_000
+				}
+				if err := j.reduce(job{typ: allreduce.F32, count: count, kind: reference.Normal, seed: uint64(i)}); err != nil {
+					return err
+				}
+			}
+		}
+		fmt.Println("phase close")
 	case "cycles":
 		for range 20 {
 			if err := j.reduce(job{typ: allreduce.F32, count: 1000, kind: reference.Normal}); err != nil {
@@ -499,4 +529,166 @@ func TestJoinStopped(t *testing.T) {
 	}
 	require.NoError(t, children[1].Process.Signal(syscall.SIGCONT))
 	require.NotZero(t, children[1].end(t, 20*time.Second))
+}
+
+// kill -9 of one rank of three at moments spread over all phases: every other process ends in time, with a typed error or
+// with all of its work done, and nothing is left. AR_TEST_MOMENTS sets how many.
+func TestJoinKilledAnywhere(t *testing.T) {
+	moments := 15
+	if text := os.Getenv("AR_TEST_MOMENTS"); text != "" {
+		var err error
+		moments, err = strconv.Atoi(text)
+		require.NoError(t, err)
+	}
+	phases := []string{"rendezvous", "small", "large", "idle", "close"}
+	counts := map[string]int{}
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range moments {
+		phase := phases[i%len(phases)]
+		victim := i / len(phases) % 3
+		children := startChildren(t, 3, "phases", "GGML_CUDA_AR_SPIN_TIMEOUT_MS=3000")
+		children[victim].await(t, "phase "+phase)
+		time.Sleep(time.Duration(random.IntN(4000)) * time.Microsecond)
+		_ = children[victim].Process.Kill()
+		start := time.Now()
+		for r, c := range children {
+			code := c.end(t, 20*time.Second)
+			if r == victim {
+				continue
+			}
+			require.Contains(t, []int{0, 10, 11, 13}, code, "moment %d, phase %s: rank %d:\n%s", i, phase, r, c.text())
+			if code == 0 {
+				require.Contains(t, c.text(), "phase close", "only who has done all of it may end well")
+			}
+		}
+		require.Less(t, time.Since(start), 10*time.Second)
+		dir, _ := strings.CutPrefix(children[0].Env[slices.IndexFunc(children[0].Env, func(e string) bool { return strings.HasPrefix(e, "XDG_RUNTIME_DIR="+os.TempDir()) })], "XDG_RUNTIME_DIR=")
+		files, _ := os.ReadDir(filepath.Join(dir, "allreduce"))
+		require.Empty(t, files, "moment %d, phase %s", i, phase)
+		counts[phase]++
+	}
+	t.Logf("moments by phase: %v", counts)
+	for _, phase := range phases {
+		require.NotZero(t, counts[phase], phase)
+	}
+}
+
+// Every ordering primitive that crosses processes, taken out: wrong bits, or the checker names it.
+func TestJoinMutations(t *testing.T) {
+	for _, name := range []string{"internal_ll_wait", "internal_wait", "ce_chunk_arrived", "two_arrived", "two_total_arrived"} {
+		t.Run(name, func(t *testing.T) {
+			testbackend.Emulated(t, device.DefaultMachine(3), func(t *testing.T, d device.Driver) {
+				id := 0
+				for _, o := range device.Orders() {
+					if o.Name == name {
+						id = o.ID
+					}
+				}
+				require.NotZero(t, id)
+				defer device.Mutate(0)
+				wrong := 0
+				for _, err := range inside(t, d, 3, allreduce.Config{RingBytes: 1 << 20, SpinTimeout: 5 * time.Second}, func(j *joined) error {
+					device.Mutate(id)
+					var first error
+					for _, p := range []job{{count: 1000, seed: 1}, {count: 60_000, seed: 2}, {count: 150_000, seed: 3}, {count: 3_000_000, seed: 4}} {
+						p.kind = reference.Normal
+						if err := j.reduce(p); first == nil {
+							first = err
+						}
+					}
+					return first
+				}) {
+					if err != nil {
+						wrong++
+					}
+				}
+				require.NotZero(t, wrong, "nobody missed %s", name)
+				if device.Hazards() > 0 {
+					require.NoError(t, device.Configure(device.DefaultMachine(3), true))
+				}
+			})
+		})
+	}
+}
+
+// A process's stream in a capture is one of several graphs: internal can be captured so, the copy engines cannot.
+func TestJoinCapture(t *testing.T) {
+	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
+		for _, err := range inside(t, d, 2, allreduce.Config{}, func(j *joined) error {
+			size := int64(4 << 20)
+			p, err := d.Malloc(j.dev, size)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = d.Free(j.dev, p) }()
+			ones := bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, int(size/4))
+			if err := d.CopyToDevice(j.dev, p, ones); err != nil {
+				return err
+			}
+			buffer := func(count int) []allreduce.Buffer {
+				return []allreduce.Buffer{{Send: p, Recv: p, Count: count, Type: allreduce.F32, Stream: j.stream}}
+			}
+			if err := d.BeginCapture(j.dev, j.stream); err != nil {
+				return err
+			}
+			large := j.comm.AllReduce(buffer(1 << 20))
+			small := j.comm.AllReduce(buffer(1000))
+			graph, err := d.EndCapture(j.dev, j.stream)
+			if err != nil {
+				return err
+			}
+			assert.ErrorIs(t, large, allreduce.ErrNotCapturable)
+			if small != nil {
+				return small
+			}
+			const launches = 5
+			for range launches {
+				if err := d.Launch(j.dev, graph, j.stream); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(d.Synchronize(j.dev, j.stream), j.comm.Err(), d.DestroyGraph(j.dev, graph)); err != nil {
+				return err
+			}
+			got := make([]byte, 8)
+			if err := d.CopyToHost(j.dev, got, p+996*4); err != nil {
+				return err
+			}
+			if want := float32(1 << launches); math.Float32frombits(binary.LittleEndian.Uint32(got)) != want {
+				return fmt.Errorf("% x is not %v", got, want)
+			}
+			return nil
+		}) {
+			require.NoError(t, err)
+		}
+	})
+}
+
+// Through TCP the ranks may be on several hosts, where only NCCL reaches, and emulated devices have none there.
+func TestJoinTCP(t *testing.T) {
+	testbackend.Emulated(t, device.DefaultMachine(2), func(t *testing.T, d device.Driver) {
+		secret := filepath.Join(t.TempDir(), "secret")
+		require.NoError(t, os.WriteFile(secret, []byte("a secret of enough bytes"), 0o600))
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		address := l.Addr().String()
+		require.NoError(t, l.Close())
+		var wg sync.WaitGroup
+		errs := make([]error, 2)
+		for r := range 2 {
+			wg.Go(func() {
+				j, err := join(d, allreduce.Config{Rendezvous: address, SecretFile: secret}, r, 2)
+				if err == nil {
+					err = j.reduce(job{typ: allreduce.F32, count: 10})
+					_ = j.close()
+				}
+				errs[r] = err
+			})
+		}
+		wg.Wait()
+		for _, err := range errs {
+			require.ErrorIs(t, err, allreduce.ErrUnsupported)
+			require.ErrorContains(t, err, "the ranks are on several")
+		}
+	})
 }
