@@ -199,9 +199,6 @@ void Comm::find_mismatch() {
              line[q].text().c_str(), r, line[r].text().c_str());
         e.peer = q;
         e.call = line[r].w[5];
-        e.seen = line[q].w[0];
-        e.awaited = line[r].w[0];
-        std::snprintf(e.phase, sizeof(e.phase), "signatures");
         latch(e);
         return;
       }
