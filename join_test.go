@@ -597,10 +597,10 @@ func TestJoinMutations(t *testing.T) {
 				require.NotZero(t, id)
 				defer device.Mutate(0)
 				wrong := 0
-				for _, err := range inside(t, d, 3, allreduce.Config{RingBytes: 1 << 20, SpinTimeout: 5 * time.Second}, func(j *joined) error {
+				for _, err := range inside(t, d, 3, allreduce.Config{CopyChunkBytes: 2 << 20, SpinTimeout: 5 * time.Second}, func(j *joined) error {
 					device.Mutate(id)
 					var first error
-					for _, p := range []job{{count: 1000, seed: 1}, {count: 60_000, seed: 2}, {count: 150_000, seed: 3}, {count: 3_000_000, seed: 4}} {
+					for _, p := range []job{{count: 1000, seed: 1}, {count: 60_000, seed: 2}, {count: 150_000, seed: 3}, {count: 800_000, seed: 4}, {count: 3_000_000, seed: 5}} { // 800,000: two-shot in one chunk, its total never long there
 						p.kind = reference.Normal
 						if err := j.reduce(p); first == nil {
 							first = err
