@@ -68,8 +68,11 @@ type Comm struct {
 	core    *core.Comm
 	life    *lifetime
 	backend Backend
-	devices []int32
+	devices []int32 // of this process's ranks
+	ranks   []int   // their numbers
+	world   int     // ranks in all
 	table   *routeTable
+	party   *party // the other processes; nil: there are none
 
 	log, traceLog *slog.Logger
 	trace         atomic.Int64           // reductions still to be traced
@@ -158,8 +161,17 @@ func newComm(cfg Config) (*Comm, error) {
 		handle.Free()
 		return nil, err
 	}
-	c := &Comm{core: handle, backend: backend, devices: devices, table: table}
-	c.log, c.traceLog = loggers(&s)
+	c := &Comm{core: handle, backend: backend, devices: devices, world: len(devices), table: table}
+	for r := range devices {
+		c.ranks = append(c.ranks, r)
+	}
+	c.begin(&s, warnings)
+	return c, nil
+}
+
+// begin turns on what surrounds a communicator that is made: logs, warnings, the leak alarm.
+func (c *Comm) begin(s *settings, warnings []string) {
+	c.log, c.traceLog = loggers(s)
 	c.trace.Store(int64(s.trace))
 	for _, w := range warnings {
 		c.warn(w)
@@ -167,9 +179,8 @@ func newComm(cfg Config) (*Comm, error) {
 			c.traceLog.Warn(w)
 		}
 	}
-	c.life = &lifetime{core: handle, log: c.log, ranks: len(devices)}
+	c.life = &lifetime{core: c.core, log: c.log, ranks: len(c.devices)}
 	runtime.AddCleanup(c, (*lifetime).end, c.life)
-	return c, nil
 }
 
 // end runs when a Comm is garbage. A closed one gives its handle back; one that was not closed is only reported, since
@@ -182,7 +193,8 @@ func (l *lifetime) end() {
 	}
 }
 
-// AllReduce enqueues one reduction on the buffers' streams and returns; bufs[i] is rank i's part, one per rank. Each
+// AllReduce enqueues one reduction on the buffers' streams and returns; bufs[i] is the part of this process's i-th rank, one
+// per rank: all ranks' after New, this rank's alone after Join. Each
 // rank's total is in its Recv once its stream has come this far. The host waits for nothing, and the call allocates
 // nothing in Go.
 //
@@ -205,7 +217,7 @@ func (c *Comm) AllReduce(bufs []Buffer) error {
 		b := &bufs[i]
 		if b.Rows < 0 || b.Rows > math.MaxInt32 {
 			err := newError("AllReduce", ErrArgument, "Rows is %d; allowed: 0 to %d", b.Rows, math.MaxInt32)
-			err.Rank, err.Device = i, int(c.devices[i])
+			err.Rank, err.Device = c.ranks[i], int(c.devices[i])
 			return err
 		}
 		raw[i] = core.Buffer{
@@ -279,6 +291,9 @@ func (c *Comm) skipFailed(band *Band, key uint32) (*Band, error) {
 func (c *Comm) giveUp(band *Band, key uint32, e *core.Error) bool {
 	if e.Status != core.StatusAlloc && e.Status != core.StatusUnsupported || band.fallback == nil {
 		return false
+	}
+	if c.party != nil {
+		return false // the other ranks would stay on this path
 	}
 	if e.Status == core.StatusAlloc {
 		key = everyKey
@@ -475,7 +490,9 @@ func (c *Comm) Close() error {
 		return nil
 	}
 	e := c.core.Close()
-	c.life.closed.Store(true)
+	if !c.life.closed.Swap(true) {
+		c.party.leave()
+	}
 	runtime.KeepAlive(c)
 	if e != nil {
 		return fromCore("Close", e)
@@ -483,10 +500,13 @@ func (c *Comm) Close() error {
 	return nil
 }
 
-// Ranks is the number of ranks.
-func (c *Comm) Ranks() int { return len(c.devices) }
+// Ranks is the number of ranks, in all processes.
+func (c *Comm) Ranks() int { return c.world }
 
-// Devices gives the device ordinal of each rank; the slice is the caller's.
+// LocalRanks gives the numbers of this process's ranks: all of them after New, one after Join. The slice is the caller's.
+func (c *Comm) LocalRanks() []int { return slices.Clone(c.ranks) }
+
+// Devices gives the device ordinal of each of this process's ranks; the slice is the caller's.
 func (c *Comm) Devices() []int {
 	out := make([]int, len(c.devices))
 	for i, d := range c.devices {

@@ -1,7 +1,9 @@
 package allreduce_test
 
 import (
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -189,5 +191,48 @@ func TestThousandReplays(t *testing.T) {
 		r.sync()
 		r.check(small)
 		r.check(large)
+	})
+}
+
+// Graphs per device that do not belong together: each rank leaves a signature of what it replays, so the error names both
+// instead of a wait that expired.
+func TestGraphsDisagree(t *testing.T) {
+	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
+		r := newRig(t, d, allreduce.Config{Ranks: 2, SpinTimeout: 20 * time.Second})
+		graphs := make([][]device.Graph, 2)
+		for i, count := range []int{100, 200} {
+			p := r.setUp(job{count: count, kind: reference.Normal})
+			for rank, s := range r.streams {
+				require.NoError(t, d.BeginCapture(r.devices[rank], s))
+			}
+			require.NoError(t, r.comm.AllReduce(p.bufs))
+			for rank, s := range r.streams {
+				g, err := d.EndCapture(r.devices[rank], s)
+				require.NoError(t, err)
+				defer func() { _ = d.DestroyGraph(r.devices[rank], g) }()
+				graphs[i] = append(graphs[i], g)
+			}
+		}
+		launch := func(first, second int) {
+			var wg sync.WaitGroup
+			for rank, i := range []int{first, second} {
+				wg.Go(func() { assert.NoError(t, d.Launch(r.devices[rank], graphs[i][rank], r.streams[rank])) })
+			}
+			wg.Wait()
+		}
+		for range 3 {
+			launch(0, 0)
+			launch(1, 1)
+		}
+		r.sync()
+		require.NoError(t, r.comm.Err())
+		launch(0, 1)
+		var err error
+		require.Eventually(t, func() bool { err = r.comm.Err(); return err != nil }, 10*time.Second, time.Millisecond)
+		require.ErrorIs(t, err, allreduce.ErrMismatch)
+		require.ErrorContains(t, err, "rank 0 is in call 0, sum of 100 f32 as f32, internal, captured; rank 1 is in call 1, sum of 200 f32 as f32, internal, captured")
+		for rank, stream := range r.streams {
+			require.NoError(t, d.Synchronize(r.devices[rank], stream), "the waits have ended")
+		}
 	})
 }

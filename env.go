@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"gpu.example/allreduce/internal/core"
 )
 
 // Limits of the settings, as the table states them.
@@ -94,7 +97,6 @@ type variable struct {
 const (
 	allowedBool  = "0, 1, true, false, on, off"
 	allowedBytes = "a byte count, K, M or G for 1024, 1024^2, 1024^3"
-	noJoinYet    = "there is no Join yet"
 )
 
 var variables = []variable{
@@ -244,11 +246,11 @@ var variables = []variable{
 		},
 		func(s *settings, c *Config) (any, bool) { return switched(c.NoOp, &s.noop) }},
 	{Variable{Name: "GGML_CUDA_AR_RENDEZVOUS", Default: "unset", Field: "Rendezvous", Allowed: "host:port, or a job's name",
-		Help: "Where the ranks of several processes meet: host:port for several hosts, a job name on one.", NotYet: noJoinYet},
+		Help: "Where the ranks of several processes meet: host:port for several hosts, a job name on one."},
 		func(s *settings, v string) bool { return parseText(v, &s.rendezvous) },
 		func(s *settings, c *Config) (any, bool) { return textField(c.Rendezvous, &s.rendezvous) }},
 	{Variable{Name: "GGML_CUDA_AR_SECRET_FILE", Default: "unset", Field: "SecretFile", Allowed: "a file's path",
-		Help: "The file with the shared secret of a TCP rendezvous.", NotYet: noJoinYet},
+		Help: "The file with the shared secret of a TCP rendezvous."},
 		func(s *settings, v string) bool { return parseText(v, &s.secretFile) },
 		func(s *settings, c *Config) (any, bool) { return textField(c.SecretFile, &s.secretFile) }},
 	{Variable{Name: "GGML_CUDA_AR_CACHE_DIR", Default: "$XDG_CACHE_HOME/allreduce", Field: "CacheDir", Allowed: "a folder's path",
@@ -332,6 +334,40 @@ func loadSettings(cfg Config, environ []string) (settings, []string, error) {
 		warnings = append(warnings, "GGML_CUDA_AR_NOOP=1: reductions move nothing, results are wrong on purpose")
 	}
 	return s, warnings, nil
+}
+
+// rendezvousTCP says whether the ranks meet by TCP: a job's name has no port.
+func (s *settings) rendezvousTCP() bool {
+	host, port, err := net.SplitHostPort(s.rendezvous)
+	if err != nil || host == "" {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
+}
+
+// compared lists what has to be equal on all ranks of a job, under the names of the variables: whatever moves a route, a
+// border, a kernel's grid or a layout in shared memory.
+func (s *settings) compared(backend Backend) []setting {
+	text := func(v any) string { return fmt.Sprint(v) }
+	return []setting{
+		{Name: "the library's version", Value: version}, {Name: "the sources' hash", Value: fmt.Sprintf("%016x", core.SourceHash())},
+		{Name: "the backend", Value: backend.String()},
+		{Name: "GGML_CUDA_ALLREDUCE", Value: algorithmText(s.algorithm)}, {Name: "GGML_CUDA_AR_CE", Value: text(s.ce)},
+		{Name: "GGML_CUDA_AR_CE_MIN_BYTES", Value: text(s.ceMinBytes)}, {Name: "GGML_CUDA_AR_PREFER", Value: text(s.prefer)},
+		{Name: "GGML_CUDA_AR_NCCL_MIN_BYTES", Value: text(s.ncclMinBytes)}, {Name: "GGML_CUDA_AR_BF16_THRESHOLD", Value: text(s.bf16Threshold)},
+		{Name: "GGML_CUDA_AR_WIRE", Value: text(s.wire)},
+		{Name: "GGML_CUDA_AR_PEER_MIN_BYTES", Value: text(s.peerMinBytes)}, {Name: "GGML_CUDA_AR_PEER_MAX_BYTES", Value: text(s.peerMaxBytes)},
+		{Name: "GGML_CUDA_AR_COPY_CHUNK_BYTES", Value: text(s.copyChunkBytes)}, {Name: "GGML_CUDA_AR_RING_BYTES", Value: text(s.ringBytes)},
+		{Name: "GGML_CUDA_AR_BLOCKS", Value: text(s.blocks)}, {Name: "GGML_CUDA_AR_SPIN_TIMEOUT_MS", Value: text(s.spinTimeout.Milliseconds())},
+		{Name: "GGML_CUDA_P2P", Value: text(s.p2p)}, {Name: "NCCL_P2P_DISABLE", Value: text(s.ncclP2PDisable)},
+		{Name: "GGML_CUDA_AR_NOOP", Value: text(s.noop)},
+	}
+}
+
+// setting is a name and a value, as other ranks compare it.
+type setting struct {
+	Name, Value string
 }
 
 // checkTogether refuses what is right alone and wrong beside something else, and the fields without a variable.

@@ -46,6 +46,8 @@ var (
 	ErrDeviceLost = core.ErrDeviceLost
 	// ErrDeadlock: the emulator found waits that nothing can end; the message lists every waiter.
 	ErrDeadlock = core.ErrDeadlock
+	// ErrPeerLost: the process of another rank has ended (Join); the communicator is unusable, outputs are undefined.
+	ErrPeerLost = core.ErrPeerLost
 	// ErrHazard: the emulator found two accesses that nothing orders (a missing wait, most likely of the program's own
 	// streams); the message names both. device.Report has all of it.
 	ErrHazard = core.ErrHazard

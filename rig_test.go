@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -16,7 +17,15 @@ import (
 	"gpu.example/allreduce/internal/testbackend"
 )
 
-func TestMain(m *testing.M) { testbackend.Main(m) }
+// childVariable says what a rank in a process of its own shall do (join_test.go).
+const childVariable = "AR_TEST_JOIN"
+
+func TestMain(m *testing.M) {
+	if script := os.Getenv(childVariable); script != "" {
+		os.Exit(joinChild(script))
+	}
+	testbackend.Main(m)
+}
 
 // rig is a communicator with a stream per rank. Everything it makes it frees at the end of the test.
 type rig struct {

@@ -190,6 +190,22 @@ func newRouteTable(s *settings, caps *capabilities, ranks int) (*routeTable, err
 	return t, nil
 }
 
+// uses says whether a path serves some band, or may have to take one over.
+func (t *routeTable) uses(p Path) bool {
+	for typ := range t.bands {
+		for layout := range t.bands[typ] {
+			for i := range t.bands[typ][layout] {
+				for b := &t.bands[typ][layout][i]; b != nil; b = b.fallback {
+					if b.err == nil && b.Path == p {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
 // same says whether two bands differ in their sizes only.
 func (b *Band) same(o *Band) bool {
 	if b == nil || o == nil {

@@ -264,9 +264,10 @@ type Config struct {
 	// ranks, PCIe 5 x16, no peer access).
 	Emulated string
 
-	// Rendezvous is host:port for several hosts or a job name on one (GGML_CUDA_AR_RENDEZVOUS). Not yet: Join.
+	// Rendezvous is host:port for several hosts or a job name on one (GGML_CUDA_AR_RENDEZVOUS). Join only.
 	Rendezvous string
-	// SecretFile names the file with the shared secret of a TCP rendezvous (GGML_CUDA_AR_SECRET_FILE). Not yet: Join.
+	// SecretFile names the file with the shared secret of a TCP rendezvous, mode 0600 or less, 16 bytes or more
+	// (GGML_CUDA_AR_SECRET_FILE). Join only.
 	SecretFile string
 	// CacheDir is the folder of peer-access verdicts and of the machine file (GGML_CUDA_AR_CACHE_DIR,
 	// $XDG_CACHE_HOME/allreduce). Verdicts of emulated devices are read only where it is set.

@@ -3,6 +3,7 @@
 #include "check.cpp"
 #include "comm.cpp"
 #include "devices.cpp"
+#include "shared.cpp"
 #include "storage.cpp"
 #include "transports/copy_engine.cpp"
 #include "transports/copy_engine_two_shot.cpp"

@@ -48,8 +48,9 @@ const char* ar_status_name(int32_t s) {
   static const char* const names[] = {"ok",         "bad argument",  "no device",       "backend not built in",
                                       "allocation", "runtime error", "timeout",         "mismatch",
                                       "closed",     "capture mixed", "not capturable",  "unsupported",
-                                      "nccl error", "device lost",   "emulator report", "pending"};
-  return s >= 0 && s <= AR_ERR_PENDING ? names[s] : "unknown status";
+                                      "nccl error", "device lost",   "emulator report", "pending",
+                                      "hazard",     "peer lost"};
+  return s >= 0 && s <= AR_ERR_PEER_LOST ? names[s] : "unknown status";
 }
 const char* ar_path_name(int32_t p) { return ar::path_name(p); }
 const char* ar_type_name(int32_t t) { return ar::type_name(t); }
@@ -77,8 +78,10 @@ AR_ON_COMM(comm_prepare, (ar_comm * comm, int64_t max_bytes, int32_t path, ar_er
 AR_ON_COMM(comm_wait, (ar_comm * comm, int64_t timeout_us, ar_error* e), comm, timeout_us, e)
 AR_ON_COMM(comm_error, (ar_comm * comm, ar_error* e), comm, e)
 AR_ON_COMM(comm_close, (ar_comm * comm, ar_error* e), comm, e)
+AR_ON_COMM(comm_lose, (ar_comm * comm, int32_t rank, const char* text, ar_error* e), comm, rank, text, e)
 #undef AR_ON_COMM
 
+int64_t ar_shared_bytes(const ar_options* o) { return o == nullptr ? 0 : ar_emulated::backend()->shared_bytes(o); }
 int32_t ar_comm_has_path(const ar_comm* comm, int32_t path, char* reason, size_t n) {
   if (comm == nullptr) return 0;
   return comm->backend->comm_has_path(comm, path, reason, n);
@@ -96,6 +99,8 @@ void ar_comm_free(ar_comm* comm) {
     const ar::Backend* b = find(backend, e);                          \
     return b == nullptr ? no_backend(backend) : b->name(__VA_ARGS__); \
   }
+AR_ON_BACKEND(nccl_id, (int32_t backend, const char* lib, int32_t p2p_disable, uint8_t* id, ar_error* e), lib,
+              p2p_disable, id, e)
 AR_ON_BACKEND(device_count, (int32_t backend, int32_t* n, ar_error* e), n, e)
 AR_ON_BACKEND(device_get_info, (int32_t backend, int32_t d, ar_device_info* info, ar_error* e), d, info, e)
 AR_ON_BACKEND(device_can_access_peer, (int32_t backend, int32_t d, int32_t p, int32_t* can, ar_error* e), d, p, can, e)

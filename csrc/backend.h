@@ -14,7 +14,9 @@
   X(comm_error, (ar_comm*, ar_error*))                                                                       \
   X(comm_stats, (ar_comm*, ar_stats*))                                                                       \
   X(comm_close, (ar_comm*, ar_error*))                                                                       \
+  X(comm_lose, (ar_comm*, int32_t, const char*, ar_error*))                                                  \
   X(comm_free, (ar_comm*))                                                                                   \
+  X(nccl_id, (const char*, int32_t, uint8_t*, ar_error*))                                                    \
   X(device_count, (int32_t*, ar_error*))                                                                     \
   X(device_get_info, (int32_t, ar_device_info*, ar_error*))                                                  \
   X(device_can_access_peer, (int32_t, int32_t, int32_t*, ar_error*))                                         \
@@ -52,6 +54,7 @@ namespace ar {
 struct Backend {
   int32_t id;  // ar_backend
   int32_t runtime_version;
+  int64_t (*shared_bytes)(const ar_options*);
 #define AR_FIELD(name, parameters) int32_t(*name) parameters;
   AR_BACKEND_CALLS(AR_FIELD)
 #undef AR_FIELD

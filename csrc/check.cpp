@@ -71,46 +71,50 @@ int32_t Comm::check_buffer(const ar_buffer& b, int rank, ar_error* e) const {
 }
 
 int32_t Comm::check(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire, ar_error* e) const {
-  if (bufs == nullptr || n != world_)
-    return fail(e, AR_ERR_ARGUMENT, {}, "%d buffers for %d ranks: one per rank is needed", bufs == nullptr ? 0 : n,
-                world_);
+  const int ranks = static_cast<int>(locals_.size());
+  if (bufs == nullptr || n != ranks)
+    return fail(e, AR_ERR_ARGUMENT, {}, "%d buffers for %d ranks%s: one per rank is needed", bufs == nullptr ? 0 : n,
+                ranks, split() ? " of this process" : "");
   const ar_buffer& a = bufs[0];
   if (type_size(a.type) == 0) return fail(e, AR_ERR_ARGUMENT, {}, "type %d is unknown", a.type);
   if (a.op != AR_SUM && a.op != AR_AVG)
     return fail(e, AR_ERR_ARGUMENT, {}, "op %d: allowed are %d (sum) and %d (avg)", a.op, AR_SUM, AR_AVG);
   if (a.count < 0 || a.count > INT64_MAX / 8)
     return fail(e, AR_ERR_ARGUMENT, {}, "count %lld is out of range", static_cast<long long>(a.count));
-  for (int r = 1; r < n; r++) {
-    const ar_buffer& b = bufs[r];
+  const int first = locals_[0];
+  for (int i = 1; i < n; i++) {
+    const ar_buffer& b = bufs[i];
+    const int r = locals_[static_cast<size_t>(i)];
     const Where where{r, ranks_[static_cast<size_t>(r)].device, 0};
     if (b.count != a.count)
-      return fail(e, AR_ERR_ARGUMENT, where, "count is %lld on rank 0 and %lld on rank %d",
-                  static_cast<long long>(a.count), static_cast<long long>(b.count), r);
+      return fail(e, AR_ERR_ARGUMENT, where, "count is %lld on rank %d and %lld on rank %d",
+                  static_cast<long long>(a.count), first, static_cast<long long>(b.count), r);
     if (b.type != a.type)
-      return fail(e, AR_ERR_ARGUMENT, where, "type is %s on rank 0 and %s on rank %d", type_name(a.type),
-                  type_name(b.type), r);
-    if (b.op != a.op) return fail(e, AR_ERR_ARGUMENT, where, "op is %d on rank 0 and %d on rank %d", a.op, b.op, r);
+      return fail(e, AR_ERR_ARGUMENT, where, "type is %s on rank %d and %s on rank %d", type_name(a.type),
+                  first, type_name(b.type), r);
+    if (b.op != a.op) return fail(e, AR_ERR_ARGUMENT, where, "op is %d on rank %d and %d on rank %d", a.op, first,
+                                     b.op, r);
     if (b.rows != a.rows)
-      return fail(e, AR_ERR_ARGUMENT, where, "rows is %d on rank 0 and %d on rank %d", a.rows, b.rows, r);
+      return fail(e, AR_ERR_ARGUMENT, where, "rows is %d on rank %d and %d on rank %d", a.rows, first, b.rows, r);
   }
   if (path < 0 || path >= AR_PATHS) return fail(e, AR_ERR_ARGUMENT, {}, "path %d is unknown", path);
   if (path == AR_PATH_NONE && world_ > 1 && a.count > 0)
     return fail(e, AR_ERR_ARGUMENT, {}, "path none serves one rank or no elements, not %d ranks", world_);
   if (type_size(wire) == 0) return fail(e, AR_ERR_ARGUMENT, {}, "wire %d is unknown", wire);
   if (a.count == 0) return AR_OK;
-  for (int r = 0; r < n; r++)
-    if (const int32_t s = check_buffer(bufs[r], r, e)) return s;
+  for (int i = 0; i < n; i++)
+    if (const int32_t s = check_buffer(bufs[i], locals_[static_cast<size_t>(i)], e)) return s;
   return AR_OK;
 }
 
-void fill_parts(const ar_buffer* bufs, std::vector<Part>& parts, Call& call) {
+void fill_parts(const ar_buffer* bufs, const std::vector<int>& locals, std::vector<Part>& parts, Call& call) {
   call.count = bufs[0].count;
   call.type = bufs[0].type;
   call.op = bufs[0].op;
   call.strided = false;
-  for (size_t r = 0; r < parts.size(); r++) {
-    const ar_buffer& b = bufs[r];
-    Part& p = parts[r];
+  for (size_t i = 0; i < locals.size(); i++) {
+    const ar_buffer& b = bufs[i];
+    Part& p = parts[static_cast<size_t>(locals[i])];
     p.stream = reinterpret_cast<Stream>(static_cast<uintptr_t>(b.stream));
     p.absent = b.absent != 0;
     p.send = view_of(b, p.absent ? 0 : b.send, b.send_pitch);

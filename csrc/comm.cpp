@@ -2,6 +2,7 @@
 // Included by all_*.cpp.
 #include "comm.h"
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <thread>
@@ -14,7 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kDefaultRing = 8 << 20;
 constexpr double kDefaultLinkGbs = 25;  // PCIe 4 x16
 constexpr int kDefaultTimeoutMs = 10000;
 
@@ -45,6 +45,8 @@ const char* phase_name(uint32_t phase) {
       return "peer scatter";
     case Phase::peer_gather:
       return "peer gather";
+    case Phase::told:
+      return "copy-engine flag";
     default:
       return "unknown";
   }
@@ -71,6 +73,13 @@ int32_t Comm::create(const ar_options& o, ar_comm** out, ar_error* e) {
   if (o.spin_timeout_ms < 0 || o.spin_timeout_ms > 3600000)
     return fail(e, AR_ERR_ARGUMENT, {}, "spin_timeout_ms %d: 1 to 3600000 are allowed, 0 is the default",
                 o.spin_timeout_ms);
+  if (o.locals < 0 || o.locals > o.world || (o.locals > 0 && o.ranks == nullptr))
+    return fail(e, AR_ERR_ARGUMENT, {}, "locals %d: 0 (all) to world (%d) are allowed, with their numbers", o.locals,
+                o.world);
+  for (int i = 0; i < o.locals; i++)
+    if (o.ranks[i] < 0 || o.ranks[i] >= o.world || (i > 0 && o.ranks[i] <= o.ranks[i - 1]))
+      return fail(e, AR_ERR_ARGUMENT, {}, "ranks[%d] is %d: ascending numbers below %d are allowed", i, o.ranks[i],
+                  o.world);
   std::unique_ptr<Comm> c(new (std::nothrow) Comm);
   if (c == nullptr) return fail(e, AR_ERR_ALLOC, {}, "no host memory");
   c->backend = AR_NS::backend();
@@ -96,6 +105,7 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   first_epoch_ = o.first_epoch;
   storage_ = std::make_shared<Storage>();
   parts_.resize(static_cast<size_t>(world_));
+  for (int i = 0; i < (o.locals > 0 ? o.locals : world_); i++) locals_.push_back(o.locals > 0 ? o.ranks[i] : i);
   int count = 0;
   Code c = device_count(&count);
   if (c != kOk) return runtime_error(c, -1, "counting devices", e);
@@ -104,26 +114,18 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   for (int r = 0; r < world_; r++) {
     RankInfo& info = ranks_[static_cast<size_t>(r)];
     info.device = o.devices != nullptr ? o.devices[r] : r;
+    info.local = std::find(locals_.begin(), locals_.end(), r) != locals_.end();
+    info.link_gbs = o.link_gbs != nullptr && o.link_gbs[r] > 0 ? o.link_gbs[r] : kDefaultLinkGbs;
+    if (!info.local) continue;
     if (info.device < 0 || info.device >= count)
       return fail(e, AR_ERR_NO_DEVICE, {r, info.device, 0}, "rank %d asks for device %d: there are %d", r, info.device,
                   count);
-    info.link_gbs = o.link_gbs != nullptr && o.link_gbs[r] > 0 ? o.link_gbs[r] : kDefaultLinkGbs;
     c = set_device(info.device);
     if (c == kOk) c = device_info(info.device, &info.info);
     if (c != kOk) return runtime_error(c, r, "looking at a device", e);
   }
 
-  void* host = nullptr;
-  void* device = nullptr;
-  constexpr size_t kLine = kMaxBlocks * sizeof(Vec16);
-  if (const int32_t s = allocate_pinned(0, static_cast<int64_t>(kMaxRanks * kLine + 128), &host, &device, e)) return s;
-  std::memset(host, 0, kMaxRanks * kLine + 128);
-  for (int r = 0; r < world_; r++) {
-    board_.records[r] = reinterpret_cast<Vec16*>(static_cast<char*>(host) + static_cast<size_t>(r) * kLine);
-    board_.records_device[r] = reinterpret_cast<Vec16*>(static_cast<char*>(device) + static_cast<size_t>(r) * kLine);
-  }
-  board_.abort = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + kMaxRanks * kLine);
-  board_.abort_device = reinterpret_cast<uint32_t*>(static_cast<char*>(device) + kMaxRanks * kLine);
+  if (const int32_t s = map_board(o, e)) return s;
 
   // The table of transports: one line each.
   transports_[AR_PATH_INTERNAL] = make_internal(*this);
@@ -132,6 +134,7 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   NcclOptions nccl;
   nccl.path = o.nccl_lib != nullptr ? o.nccl_lib : "";
   nccl.p2p_disable = o.nccl_p2p_disable != 0;
+  nccl.id = o.nccl_id;
   transports_[AR_PATH_NCCL] = make_nccl(*this, nccl);
   for (auto& t : transports_) {
     if (t == nullptr || !t->missing().empty()) continue;
@@ -155,13 +158,15 @@ int32_t Comm::has_path(int32_t path, char* reason, size_t n) const {
 int32_t Comm::allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire, ar_error* e) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (const int32_t s = latched(e)) return s;
+  if (const int r = closed_peer(); r >= 0)
+    return fail(e, AR_ERR_CLOSED, {r, -1, 0}, "rank %d has closed the communicator", r);
   if (const int32_t s = check(bufs, n, path, wire, e)) return s;
   if (bufs[0].count == 0) {
     path_calls_[AR_PATH_NONE]++;
     return AR_OK;
   }
   Call call{parts_};
-  fill_parts(bufs, parts_, call);
+  fill_parts(bufs, locals_, parts_, call);
   call.wire = wire;
   call.number = calls_;
   if (path != AR_PATH_NONE) {
@@ -175,7 +180,8 @@ int32_t Comm::allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t 
   if (const int32_t s = look_at_captures(call, e)) return s;
   if (path == AR_PATH_COPY_ENGINE && call.captured && !call.one_capture)
     return fail(e, AR_ERR_NOT_CAPTURABLE, {},
-                "path copy-engine can be captured into one graph over all devices, not into one graph per device");
+                "path copy-engine can be captured into one graph over all devices, not into one graph per %s",
+                split() ? "process" : "device");
 
   int32_t s = AR_OK;
   ar_error local;
@@ -192,9 +198,8 @@ int32_t Comm::allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t 
                     text.c_str());
     } else if (call.enqueued) {
       // Peers would wait for what will never come: end them now.
-      *board_.abort = 1;
-      failed_ = true;
-      failure_ = local;
+      latch(local);
+      local = failure_;
     }
     if (e != nullptr) *e = local;
     return s;
@@ -209,7 +214,7 @@ int32_t Comm::allreduce(const ar_buffer* bufs, int32_t n, int32_t path, int32_t 
 int32_t Comm::look_at_captures(Call& call, ar_error* e) {
   CaptureInfo info[kMaxRanks];
   int captured = 0;
-  for (int r = 0; r < world_; r++) {
+  for (int r : locals_) {
     const Stream stream = parts_[static_cast<size_t>(r)].stream;
     Code c = stream == nullptr ? set_device(rank(r).device) : kOk;
     if (c == kOk) c = capture_info(stream, &info[r]);
@@ -219,23 +224,22 @@ int32_t Comm::look_at_captures(Call& call, ar_error* e) {
                   r);
     captured += info[r].state == Capturing::active;
   }
-  if (captured == 0) {
-    for (int r = 0; r < world_; r++) call.lane[r] = &eager_.lane[r];
-    return AR_OK;
-  }
-  if (captured != world_)
+  for (int r = 0; r < world_; r++) call.lane[r] = &eager_.lane[r];
+  if (captured == 0) return AR_OK;
+  const int streams = static_cast<int>(locals_.size());
+  if (captured != streams)
     return fail(e, AR_ERR_CAPTURE_MIXED, {}, "%d of %d streams are being captured: all or none must be", captured,
-                world_);
+                streams);
   call.captured = true;
-  call.one_capture = true;
-  for (int r = 0; r < world_; r++) {
-    call.one_capture &= info[r].id == info[0].id;
+  call.one_capture = !split();
+  for (int r : locals_) {
+    call.one_capture &= info[r].id == info[locals_[0]].id;
     for (int q = 0; q < r; q++)
-      if (rank(q).device == rank(r).device && info[q].id != info[r].id)
+      if (local(q) && rank(q).device == rank(r).device && info[q].id != info[r].id)
         return fail(e, AR_ERR_CAPTURE_MIXED, {r, rank(r).device, 0},
                     "ranks %d and %d share device %d but are captured into different graphs", q, r, rank(r).device);
   }
-  for (int r = 0; r < world_; r++)
+  for (int r : locals_)
     if (const int32_t s = lanes_for(info[r], r, &call.lane[r], e)) return s;
   return AR_OK;
 }
@@ -247,7 +251,8 @@ int32_t Comm::lanes_for(const CaptureInfo& info, int rank, Lane** lane, ar_error
   for (auto& l : captures_) {
     if (found != nullptr) break;
     bool over = l->graph_gone == nullptr || l->graph_gone->load();
-    for (int r = 0; r < world_ && !over; r++) {
+    for (int r : locals_) {
+      if (over) break;
       // Streams that a capture pulled in stay in it until it ends; a recorded download says that this one was.
       CaptureInfo now;
       const Lane& lane = l->lane[r];
@@ -283,7 +288,7 @@ int32_t Comm::lanes_for(const CaptureInfo& info, int rank, Lane** lane, ar_error
 }
 
 int32_t Comm::begin(Call& call, ar_error* e) {
-  for (int r = 0; r < world_; r++) {
+  for (int r : locals_) {
     Lane& lane = *call.lane[r];
     const Stream stream = parts_[static_cast<size_t>(r)].stream;
     // A handle may be used again after its stream was destroyed, an identity is not. Asking a stream in capture for its
@@ -300,7 +305,7 @@ int32_t Comm::begin(Call& call, ar_error* e) {
 }
 
 int32_t Comm::end(Call& call, ar_error* e) {
-  for (int r = 0; r < world_; r++) {
+  for (int r : locals_) {
     const Stream stream = parts_[static_cast<size_t>(r)].stream;
     // Making the event, and the legacy stream, need the rank's device to be current.
     const bool needed = stream == nullptr || call.lane[r]->end.event == nullptr;
@@ -342,16 +347,14 @@ int32_t Comm::prepare(int64_t max_bytes, int32_t path, ar_error* e) {
 
 // Whether every eager call made so far has ended. A runtime error is latched: the device or its context is gone.
 bool Comm::ends_passed(ar_error* e) {
-  for (int r = 0; r < world_; r++) {
+  for (int r : locals_) {
     const Mark& m = eager_.lane[r].end;
     if (!m.recorded) continue;
     bool done = false;
     const Code c = event_query(m.event, &done);
     if (c != kOk) {
       runtime_error(c, r, "the device reports", e);
-      failed_ = true;
-      failure_ = *e;
-      *board_.abort = 1;
+      latch(*e);
       return true;
     }
     if (!done) return false;
@@ -369,9 +372,10 @@ int32_t Comm::wait(int64_t timeout_us, ar_error* e) {
       if (closed_) return fail(e, AR_ERR_CLOSED, {}, "the communicator is closed");
       RelaxedCapture relaxed;
       if (drive_is_stepped())
-        for (int r = 0; r < world_; r++)
+        for (int r : locals_)
           if (eager_.lane[r].end.recorded) event_synchronize(eager_.lane[r].end.event);
       if (ends_passed(&local)) return latched(e);
+      find_mismatch();
     }
     const auto passed = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
     if (timeout_us >= 0 && passed >= timeout_us)
@@ -383,12 +387,13 @@ int32_t Comm::wait(int64_t timeout_us, ar_error* e) {
 
 int32_t Comm::error(ar_error* e) {
   std::lock_guard<std::mutex> lock(mutex_);
+  find_mismatch();
   return latched(e);
 }
 
 // The communicator's failure, if it has one. mutex_ is held.
 int32_t Comm::latched(ar_error* e) {
-  if (!failed_ && !closed_ && *board_.abort != 0) collect_records();
+  if (!failed_ && !closed_ && __atomic_load_n(&board_->abort[own_abort()].v, __ATOMIC_ACQUIRE) != 0) collect_records();
   if (failed_) {
     if (e != nullptr) *e = failure_;
     return failure_.status;
@@ -402,52 +407,56 @@ int32_t Comm::latched(ar_error* e) {
 void Comm::collect_records() {
   const auto start = Clock::now();
   ar_error ignored;
-  while (!ends_passed(&ignored) && Clock::now() - start < std::chrono::milliseconds(100))
+  // Of other processes' calls the end cannot be seen, but what one of them decided can.
+  while ((split() ? board_->latch.v != 2 : !ends_passed(&ignored)) &&
+         Clock::now() - start < std::chrono::milliseconds(100))
     std::this_thread::sleep_for(std::chrono::microseconds(100));
+  find_mismatch();
   if (failed_) return;
-  failed_ = true;
-  clear(&failure_);
+  ar_error failure;
+  clear(&failure);
   bool any = false;
   for (int r = 0; r < world_; r++) {
     for (int b = 0; b < kMaxBlocks; b++) {
-      const volatile uint32_t* w = board_.records[r][b].w;
+      const volatile uint32_t* w = board_->records[r][b].w;
       if (w[0] == 0) continue;
-      if (any && static_cast<int32_t>(w[1] - failure_.awaited) >= 0) continue;
+      if (any && static_cast<int32_t>(w[1] - failure.awaited) >= 0) continue;
       any = true;
       const int peer = static_cast<int>(w[0] >> 8);
       const uint32_t awaited = w[1], seen = w[2], call = w[3];
-      fail(&failure_, AR_ERR_TIMEOUT, {r, rank(r).device, 0},
+      fail(&failure, AR_ERR_TIMEOUT, {r, rank(r).device, 0},
            "rank %d waited %llu ms for rank %d (call %u, %s: epoch %u awaited, %u seen); the communicator is unusable",
            r, static_cast<unsigned long long>(timeout_ns_ / 1000000), peer, call, phase_name(w[0] & 0xFF), awaited,
            seen);
-      failure_.call = call;
-      failure_.peer = peer;
-      failure_.awaited = awaited;
-      failure_.seen = seen;
-      std::snprintf(failure_.phase, sizeof(failure_.phase), "%s", phase_name(w[0] & 0xFF));
+      failure.call = call;
+      failure.peer = peer;
+      failure.awaited = awaited;
+      failure.seen = seen;
+      std::snprintf(failure.phase, sizeof(failure.phase), "%s", phase_name(w[0] & 0xFF));
     }
   }
   if (!any && nccl_expired_) {
     // A rank without a start is the one to look for: a graph that was not launched, a stream that is stuck before it.
     const auto list = [&](bool begun) {
       std::string text;
-      for (int r = 0; r < world_; r++)
+      for (int r : locals_)
         if ((nccl_running_ >> r & 1) == (begun ? 1u : 0u)) text += (text.empty() ? "" : ", ") + std::to_string(r);
       return text.empty() ? std::string("none") : text;
     };
-    fail(&failure_, AR_ERR_TIMEOUT, {},
+    fail(&failure, AR_ERR_TIMEOUT, {},
          "an NCCL operation took longer than %llu ms and was aborted (ranks that had begun it: %s; not: %s); the "
          "communicator is unusable",
          static_cast<unsigned long long>(timeout_ns_ / 1000000), list(true).c_str(), list(false).c_str());
-    std::snprintf(failure_.phase, sizeof(failure_.phase), "nccl");
+    std::snprintf(failure.phase, sizeof(failure.phase), "nccl");
   } else if (!any)
-    fail(&failure_, AR_ERR_TIMEOUT, {}, "the abort word was set and no rank left a record");
+    fail(&failure, AR_ERR_TIMEOUT, {}, "the abort word was set and no rank left a record");
+  latch(failure);
 }
 
 void Comm::stats(ar_stats* out) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::memset(out, 0, sizeof(*out));
-  out->ranks = world_;
+  out->ranks = static_cast<int32_t>(locals_.size());
   out->allocations = allocations_;
   out->chunk_bytes = static_cast<int32_t>(last_chunk_);
   if (!closed_ && transports_[AR_PATH_NCCL] != nullptr) out->nccl_version = transports_[AR_PATH_NCCL]->version();
@@ -455,13 +464,14 @@ void Comm::stats(ar_stats* out) {
     out->calls[p] = path_calls_[p];
     out->bytes[p] = path_bytes_[p];
   }
-  for (int r = 0; r < world_; r++) {
-    out->rank[r].rank = r;
-    out->rank[r].device = rank(r).device;
+  for (size_t i = 0; i < locals_.size(); i++) {
+    ar_rank_stats& held = out->rank[i];
+    held.rank = locals_[i];
+    held.device = rank(locals_[i]).device;
     if (closed_) continue;
     for (int p = 0; p < AR_PATHS; p++)
       if (transports_[p] != nullptr)
-        transports_[p]->memory(r, &out->rank[r].device_bytes[p], &out->rank[r].pinned_bytes[p]);
+        transports_[p]->memory(locals_[i], &held.device_bytes[p], &held.pinned_bytes[p]);
   }
 }
 
@@ -471,14 +481,25 @@ int32_t Comm::close(ar_error*) {
   DeviceGuard guard;
   RelaxedCapture relaxed;
   latched(nullptr);  // keep a failure that is already there: Close's own abort must not hide it
-  for (int r = 0; r < world_; r++) storage_->ends.push_back(eager_.lane[r].end);
+  for (int r : locals_) storage_->ends.push_back(eager_.lane[r].end);
   const auto settle = [&](std::chrono::milliseconds most) {
     const auto from = Clock::now();
     while (!passed(*storage_) && Clock::now() - from < most) std::this_thread::sleep_for(std::chrono::microseconds(50));
   };
   settle(std::chrono::milliseconds(failed_ ? 0 : 1000));
   closed_ = true;
-  *board_.abort = 1;
+  if (split() && !failed_) {
+    if (passed(*storage_)) {
+      // Everybody has what this rank had to give: the others may still be reading it.
+      for (int r : locals_) __atomic_store_n(&board_->closed[r].v, 1u, __ATOMIC_RELEASE);
+    } else {
+      ar_error gone;
+      fail(&gone, AR_ERR_CLOSED, {locals_[0], -1, 0}, "rank %d closed the communicator in the middle of a reduction",
+           locals_[0]);
+      latch(gone);
+    }
+  }
+  abort_own();
   settle(std::chrono::milliseconds(200));
   for (auto& t : transports_) t.reset();
   reap_later(std::move(storage_));
@@ -506,6 +527,7 @@ int32_t comm_stats(ar_comm* c, ar_stats* out) {
   return AR_OK;
 }
 int32_t comm_close(ar_comm* c, ar_error* e) { return self(c)->close(e); }
+int32_t comm_lose(ar_comm* c, int32_t rank, const char* text, ar_error*) { return self(c)->lose(rank, text); }
 int32_t comm_free(ar_comm* c) {
   self(c)->close(nullptr);
   delete self(c);

@@ -5,6 +5,9 @@
 // order of enqueueing is one order for all devices: that also keeps kernels of two calls from waiting for each other.
 // Captures. A captured call uses streams and events of its own capture only (Lanes), and ends joined to everything it
 // forked; between a graph launch and another use of the communicator the caller orders every rank's stream.
+// Processes. A communicator knows all ranks; `locals` are those of this process, all of them in the single-process case.
+// Loops that enqueue run over locals; what ranks of other processes need to see is in the board and in staging (shared.h),
+// which are pinned memory of this process or a file that all processes map. Events do not leave a process.
 // Memory. Everything kernels or copies touch belongs to a Storage; graphs retain it, Close hands it to the reaper, which
 // frees it when the device and every graph are done with it.
 #pragma once
@@ -17,6 +20,7 @@
 
 #include "backend.h"
 #include "kernels/shares.h"
+#include "shared.h"
 #include "status.h"
 
 namespace AR_NS {
@@ -49,6 +53,10 @@ class DeviceGuard {
 struct Mark {
   Event event = nullptr;
   bool recorded = false;
+  // Of a rank of another process (Comm::publish): its flag and the value there that stands for this record; who it is.
+  const uint32_t* told = nullptr;
+  uint32_t value = 0;
+  int peer = -1;
 };
 
 // Streams and events of one rank for one use: all eager calls, or one capture. Made on demand, kept until the end.
@@ -76,7 +84,8 @@ struct Lanes {
 
 struct Owned {
   void* ptr = nullptr;
-  int device = -1;  // -1: pinned
+  int device = -1;      // -1: pinned
+  int64_t mapped = 0;   // bytes of a mapped file: registered, not allocated
 };
 
 // Memory with one owner count: the communicator, each graph that captured it, the reaper. Never frees by itself (the last
@@ -90,17 +99,10 @@ struct Storage {
 };
 
 struct RankInfo {
+  bool local = true;
   int device = 0;
   double link_gbs = 0;
   DeviceInfo info{};
-};
-
-// Failed waits leave records here; one line of kMaxBlocks records per rank, then the abort word. Pinned.
-struct Board {
-  Vec16* records[kMaxRanks] = {};         // host view
-  Vec16* records_device[kMaxRanks] = {};  // device view
-  volatile uint32_t* abort = nullptr;     // host view
-  uint32_t* abort_device = nullptr;
 };
 
 class Comm : public ar_comm {
@@ -114,10 +116,14 @@ class Comm : public ar_comm {
   int32_t wait(int64_t timeout_us, ar_error* e);
   int32_t error(ar_error* e);
   void stats(ar_stats* out);
+  int32_t lose(int rank, const char* text);
   int32_t close(ar_error* e);
 
   // For the transports.
   int world() const { return world_; }
+  const std::vector<int>& locals() const { return locals_; }  // ascending
+  bool local(int r) const { return ranks_[static_cast<size_t>(r)].local; }
+  bool split() const { return static_cast<int>(locals_.size()) != world_; }
   const RankInfo& rank(int r) const { return ranks_[static_cast<size_t>(r)]; }
   int64_t ring_bytes() const { return ring_bytes_; }
   int64_t chunk_bytes() const { return chunk_bytes_; }
@@ -125,7 +131,18 @@ class Comm : public ar_comm {
   int blocks_asked() const { return blocks_; }  // 0: the transport's own default
   uint32_t first_epoch() const { return first_epoch_; }
   uint64_t timeout_ns() const { return timeout_ns_; }
-  const Board& board() const { return board_; }
+  // Ranks are on several hosts: nothing but NCCL reaches them.
+  bool far() const { return split() && shared_ == nullptr; }
+  // The device's view of the board.
+  Board* board() const { return board_device_; }
+  // What a kernel of this process polls, and what it sets to end the waits of all: `aborts` words from `abort_base` on.
+  uint32_t* abort_word() const { return &board_device_->abort[own_abort()].v; }
+  uint32_t* abort_base() const { return &board_device_->abort[0].v; }
+  int aborts() const { return split() ? world_ : 1; }
+  // A rank's signature of a call; without lines where ranks cannot disagree: one process enqueues for all, eagerly or into
+  // one graph.
+  Signature signature(const Call& call, int path, int rank) const;
+  void set_counter(int rank, uint32_t* counter) { counters_[rank] = counter; }
   void note_chunk(int64_t bytes) { last_chunk_ = bytes; }
   void note_allocation() { allocations_++; }
   // Graphs that captured this communicator and are still there. From any thread.
@@ -134,12 +151,15 @@ class Comm : public ar_comm {
   void expire_nccl(uint32_t running) {
     nccl_running_ = running;
     nccl_expired_ = true;
-    *board_.abort = 1;
+    abort_all();
   }
 
   // Memory of the communicator, owned by its Storage, not cleared. Leaves the rank's device current.
   int32_t allocate_device(int rank, int64_t bytes, void** out, ar_error* e);
   int32_t allocate_pinned(int rank, int64_t bytes, void** host, void** device, ar_error* e);
+  // Pinned memory that a rank writes and all read; of a rank of another process the same bytes. `at` is the place among the
+  // path's staging of all ranks.
+  int32_t staging(int path, int rank, int64_t at, int64_t bytes, void** host, void** device, ar_error* e);
   // Takes back what a failed step allocated after `mark` (a size of Storage::all).
   size_t storage_mark() const { return storage_->all.size(); }
   void storage_rollback(size_t mark);
@@ -150,6 +170,12 @@ class Comm : public ar_comm {
   // Records on, or makes wait, a rank's stream.
   int32_t record(Mark& mark, int rank, Stream stream, ar_error* e);
   int32_t await(Order id, int rank, Stream stream, const Mark& mark, ar_error* e);
+  // Records a mark that other ranks wait for: what events do inside a process, a flag does for the others. Every process
+  // makes the same calls for every rank in the same order; of a rank that is not here nothing is enqueued, but a wait for
+  // the mark then waits for the flag that its process raises. A slot's records of one kind must be in stream order.
+  int32_t publish(Mark& mark, Told what, int slot, int rank, Stream stream, ar_error* e);
+  // Each local rank's signature of a call, on its stream; nothing where ranks cannot disagree.
+  int32_t sign(const Call& call, int path, ar_error* e);
   int32_t runtime_error(Code code, int rank, const char* what, ar_error* e) const;
 
  private:
@@ -165,10 +191,20 @@ class Comm : public ar_comm {
   bool ends_passed(ar_error* e);
   void collect_records();
   int32_t latched(ar_error* e);
+  // shared.cpp
+  int32_t map_board(const ar_options& options, ar_error* e);
+  int own_abort() const { return split() ? locals_[0] : 0; }
+  void abort_own();
+  void abort_all();
+  void latch(const ar_error& failure);
+  void find_mismatch();
+  int closed_peer() const;
+  int32_t await_told(Order id, int rank, Stream stream, const Mark& mark, ar_error* e);
 
   mutable std::mutex mutex_;
   int world_ = 0;
   std::vector<RankInfo> ranks_;
+  std::vector<int> locals_;
   int64_t ring_bytes_ = 0, chunk_bytes_ = 0, last_chunk_ = 0;
   int blocks_ = 0;
   uint32_t first_epoch_ = 0;
@@ -182,7 +218,12 @@ class Comm : public ar_comm {
   ar_error failure_{};
   uint64_t calls_ = 0, allocations_ = 0;
   uint64_t path_calls_[AR_PATHS] = {}, path_bytes_[AR_PATHS] = {};
-  Board board_;
+  Board* board_ = nullptr;         // host view
+  Board* board_device_ = nullptr;  // device view
+  char *shared_ = nullptr, *shared_device_ = nullptr;  // where split: the file
+  int64_t shared_bytes_ = 0;
+  uint32_t* counters_[kMaxRanks] = {};  // of signatures
+  uint32_t told_[kMaxRanks][static_cast<int>(Told::count)][2] = {};  // records so far
   std::vector<Part> parts_;
   std::shared_ptr<Storage> storage_;
   Lanes eager_;
@@ -205,6 +246,8 @@ int32_t comm_wait(ar_comm*, int64_t, ar_error*);
 int32_t comm_error(ar_comm*, ar_error*);
 int32_t comm_stats(ar_comm*, ar_stats*);
 int32_t comm_close(ar_comm*, ar_error*);
+int32_t comm_lose(ar_comm*, int32_t, const char*, ar_error*);
 int32_t comm_free(ar_comm*);
+int32_t nccl_id(const char* lib, int32_t p2p_disable, uint8_t* id, ar_error* e);  // transports/nccl.cpp
 
 }  // namespace AR_NS

@@ -2,6 +2,8 @@
 // Included by all_*.cpp.
 #include "comm.h"
 
+#include <sys/mman.h>
+
 #include <chrono>
 #include <cstdlib>
 
@@ -31,6 +33,18 @@ Reaper& reaper() {
   return *r;
 }
 
+void free_owned(const Owned& a) {
+  if (a.device >= 0) {
+    set_device(a.device);
+    free_device(a.ptr);
+  } else if (a.mapped > 0) {
+    unregister_pinned(a.ptr);
+    munmap(a.ptr, static_cast<size_t>(a.mapped));
+  } else {
+    free_pinned(a.ptr);
+  }
+}
+
 void free_all(Storage& s) {
   DeviceGuard guard;
   RelaxedCapture relaxed;
@@ -43,12 +57,7 @@ void free_all(Storage& s) {
     stream_destroy(s.streams[i]);
   }
   for (const Owned& a : s.all) {
-    if (a.device >= 0) {
-      set_device(a.device);
-      free_device(a.ptr);
-    } else {
-      free_pinned(a.ptr);
-    }
+    free_owned(a);
   }
   s = Storage{};
 }
@@ -179,12 +188,7 @@ void Comm::storage_rollback(size_t mark) {
   while (storage_->all.size() > mark) {
     const Owned a = storage_->all.back();
     storage_->all.pop_back();
-    if (a.device >= 0) {
-      set_device(a.device);
-      free_device(a.ptr);
-    } else {
-      free_pinned(a.ptr);
-    }
+    free_owned(a);
   }
 }
 
@@ -218,6 +222,7 @@ int32_t Comm::record(Mark& mark, int rank, Stream stream, ar_error* e) {
 
 int32_t Comm::await(Order id, int rank, Stream stream, const Mark& mark, ar_error* e) {
   if (!mark.recorded) return AR_OK;
+  if (mark.told != nullptr) return await_told(id, rank, stream, mark, e);
   const Code c = order_wait(id, stream, mark.event);
   return c == kOk ? AR_OK : runtime_error(c, rank, "waiting for an event", e);
 }

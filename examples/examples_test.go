@@ -37,6 +37,27 @@ func TestGraph(t *testing.T) {
 	require.Contains(t, text, "3 replays: every rank has 4096 everywhere")
 }
 
+// One process per rank, with the variables that a launcher sets; under torchrun and mpirun themselves where they are here.
+func TestProcesses(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "processes")
+	output(t, "go", append(append([]string{"build", "-o", program}, tags...), "./examples/processes")...)
+	check := func(t *testing.T, text string) {
+		for _, part := range []string{"rank 0 of 2: 5120 elements are 3 everywhere. internal", "rank 1 of 2: 1048576 elements are 3 everywhere. copy-engine"} {
+			require.Contains(t, text, part)
+		}
+	}
+	t.Run("variables", func(t *testing.T) {
+		script := "for r in 0 1; do RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r LOCAL_WORLD_SIZE=2 GGML_CUDA_AR_RENDEZVOUS=example$$ " + program + " & done; wait"
+		check(t, output(t, "sh", "-c", script))
+	})
+	t.Run("torchrun", func(t *testing.T) {
+		check(t, output(t, "torchrun", "--no-python", "--nproc-per-node", "2", program))
+	})
+	t.Run("mpirun", func(t *testing.T) {
+		check(t, output(t, "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", program))
+	})
+}
+
 // The C example as its head says, with nothing but compilers (-O0: that compiles in a quarter of the time). CMake builds it against the libraries.
 func TestC(t *testing.T) {
 	folder := t.TempDir()

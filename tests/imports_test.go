@@ -20,7 +20,10 @@ func TestLibraryImports(t *testing.T) {
 
 		"gpu.example/allreduce/internal/verdicts":   true,
 		"gpu.example/allreduce/internal/atomicfile": true,
+		"gpu.example/allreduce/internal/launch":     true,
+		"gpu.example/allreduce/internal/rendezvous": true,
 
+		"golang.org/x/sys/unix":              true,
 		"github.com/NVIDIA/go-nvml/pkg/nvml": true,
 		"github.com/NVIDIA/go-nvml/pkg/dl":   true,
 	}

@@ -92,10 +92,10 @@ func newBench(s *session, job *runJob, payload int64) (*bench, error) {
 	b.sets = make([]bufferSet, sets)
 	for i := range b.sets {
 		at := device.Ptr(int64(i) * b.stride)
-		for rank := range s.devices {
+		for local, rank := range s.ranks {
 			b.sets[i].buffers = append(b.sets[i].buffers, allreduce.Buffer{
-				Send: b.send[rank] + at, Recv: b.recv[rank] + at, Count: int(payload) / job.typ.Size(),
-				Type: job.typ, Op: job.op, Stream: s.streams[rank], Absent: job.absent[rank],
+				Send: b.send[local] + at, Recv: b.recv[local] + at, Count: int(payload) / job.typ.Size(),
+				Type: job.typ, Op: job.op, Stream: s.streams[local], Absent: job.absent[rank],
 			})
 		}
 	}
@@ -240,8 +240,8 @@ func (b *bench) prepare(ctx context.Context, n, uses int) error {
 		} else if !b.job.inPlace {
 			continue // the devices have them still
 		}
-		for rank, dev := range b.devices {
-			if err := b.driver.CopyToDevice(dev, set.buffers[rank].Send, set.inputs[rank]); err != nil {
+		for local, dev := range b.devices {
+			if err := b.driver.CopyToDevice(dev, set.buffers[local].Send, set.inputs[b.ranks[local]]); err != nil {
 				return err
 			}
 		}
@@ -271,7 +271,7 @@ func (b *bench) prepare(ctx context.Context, n, uses int) error {
 
 // inputs makes set i's data: the files', or generated from the seed. An absent rank's is poison, which nothing may read.
 func (b *bench) inputs(i int) [][]byte {
-	inputs := make([][]byte, len(b.devices))
+	inputs := make([][]byte, b.job.ranks)
 	for rank := range inputs {
 		switch {
 		case b.job.absent[rank]:
@@ -338,20 +338,34 @@ func (j *runJob) run(ctx context.Context, report *runReport, printer *runPrinter
 	if err := emulateMachine(j.emulate); err != nil {
 		return nil, err
 	}
-	driver, note, err := pickBackend(j.backend, j.ranks, j.devices)
+	here := j.ranks
+	if j.rank != nil {
+		here = 1
+	}
+	driver, note, err := pickBackend(j.backend, here, j.devices)
 	if err != nil {
 		return nil, err
 	}
 	if note != "" {
 		report.Warnings = append(report.Warnings, note)
 	}
-	s, err := openSessionWith(driver, allreduce.Config{Ranks: j.ranks, Devices: j.devices, CacheDir: j.cache})
+	var s *session
+	if j.rank != nil {
+		s, err = joinSession(ctx, driver, *j.rank, j.devices)
+	} else {
+		s, err = openSessionWith(driver, allreduce.Config{Ranks: j.ranks, Devices: j.devices, CacheDir: j.cache})
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer s.close()
 	if err := report.describe(s); err != nil {
 		return nil, err
+	}
+	if j.rank != nil {
+		if err := report.describeAll(s); err != nil {
+			return nil, err
+		}
 	}
 	defer report.account(s)
 	printer.begin(report)
@@ -383,5 +397,9 @@ func (j *runJob) runSize(ctx context.Context, s *session, payload int64, tick fu
 	if err != nil {
 		return runResult{}, m, err
 	}
-	return newRunResult(j, payload, m, before, s.comm.Stats()), m, nil
+	result := newRunResult(j, payload, m, before, s.comm.Stats())
+	if j.rank != nil {
+		err = result.gather(s, m.sum)
+	}
+	return result, m, err
 }

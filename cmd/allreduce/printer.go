@@ -21,7 +21,7 @@ type runPrinter struct {
 
 func newRunPrinter(s streams, text bool, job *runJob) *runPrinter {
 	p := &runPrinter{streams: s, job: job, text: text}
-	if file, ok := s.err.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+	if file, ok := s.err.(*os.File); ok && (job.rank == nil || job.rank.Rank == 0) && term.IsTerminal(int(file.Fd())) {
 		launches := 1
 		if job.graph {
 			launches = replays + 1
@@ -68,6 +68,9 @@ func (p *runPrinter) begin(r *runReport) {
 	}
 	p.printf("%s on %s devices: %s of %s, %s, %s, %s, %s\n", counted(r.Ranks, "rank"), r.Backend, r.Op, p.job.typ, place, mode,
 		counted(r.Iters, "iteration"), data)
+	if r.Processes > 1 {
+		p.printf("one process per rank: %d\n", r.Processes)
+	}
 	if len(r.Absent) > 0 {
 		p.printf("absent (adds nothing): rank %s\n", joinInts(r.Absent))
 	}
@@ -80,6 +83,9 @@ func (p *runPrinter) begin(r *runReport) {
 	p.noted = len(r.Warnings)
 	if r.Simulated {
 		p.printf("SIMULATED: the times below are those of a model of PCIe links, not measured on any hardware\n")
+		if r.Processes > 1 {
+			p.printf("Each process simulates its own device: what it waits for another one is not in them\n")
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +22,7 @@ type runReport struct {
 	Graph     bool        `json:"graph"`
 	Seed      uint64      `json:"seed"`
 	Ranks     int         `json:"ranks"`
+	Processes int         `json:"processes"`
 	Iters     int         `json:"iters"`
 	Op        string      `json:"op"`
 	InPlace   bool        `json:"in_place"`
@@ -83,9 +86,12 @@ type runMemory struct {
 }
 
 func newRunReport(j *runJob) *runReport {
-	r := &runReport{Backend: j.backend, Graph: j.graph, Seed: j.seed, Ranks: j.ranks, Iters: j.iters, Op: j.op.String(),
+	r := &runReport{Backend: j.backend, Graph: j.graph, Seed: j.seed, Ranks: j.ranks, Processes: 1, Iters: j.iters, Op: j.op.String(),
 		InPlace: j.inPlace, Absent: []int{}, Devices: []runDevice{}, Results: []runResult{}, Memory: []runMemory{},
 		Warnings: []string{}}
+	if j.rank != nil {
+		r.Processes = j.ranks
+	}
 	for rank, absent := range j.absent {
 		if absent {
 			r.Absent = append(r.Absent, rank)
@@ -99,7 +105,8 @@ func (r *runReport) describe(s *session) error {
 	r.Backend = s.driver.Backend().String()
 	r.Simulated = s.driver.Backend() == device.Emulated
 	at := map[int]int{} // ordinal -> index in Devices
-	for rank, dev := range s.devices {
+	for local, dev := range s.devices {
+		rank := s.ranks[local]
 		if i, known := at[dev]; known {
 			r.Devices[i].Ranks = append(r.Devices[i].Ranks, rank)
 			continue
@@ -127,6 +134,41 @@ func (r *runReport) describe(s *session) error {
 	}
 	if !r.Simulated {
 		r.askNVML()
+	}
+	return nil
+}
+
+// describeAll adds the devices of the other processes.
+func (r *runReport) describeAll(s *session) error {
+	all, err := gatherJSON(s, r.Devices)
+	if err != nil {
+		return err
+	}
+	r.Devices = slices.Concat(all...)
+	return nil
+}
+
+// gather joins a row with those of the other processes.
+func (r *runResult) gather(s *session, sum []byte) error {
+	type part struct {
+		Wrong int64
+		Equal bool
+		Sum   string
+		Path  string
+	}
+	hash := sha256.Sum256(sum)
+	mine := part{r.Wrong, r.RanksEqual, hex.EncodeToString(hash[:]), r.Path}
+	all, err := gatherJSON(s, mine)
+	if err != nil {
+		return err
+	}
+	r.Wrong = 0
+	for rank, p := range all {
+		r.Wrong += p.Wrong
+		r.RanksEqual = r.RanksEqual && p.Equal && p.Sum == mine.Sum
+		if p.Path != r.Path {
+			return fmt.Errorf("rank %d took %s, rank %d took %s", rank, p.Path, s.ranks[0], r.Path)
+		}
 	}
 	return nil
 }
@@ -162,6 +204,7 @@ func (r *runReport) askNVML() {
 // account fills in what the library holds, and its warnings.
 func (r *runReport) account(s *session) {
 	stats := s.comm.Stats()
+	defer r.accountAll(s)
 	for _, rank := range stats.Ranks {
 		for path := range rank.DeviceBytes {
 			if rank.DeviceBytes[path] == 0 && rank.PinnedBytes[path] == 0 {
@@ -172,6 +215,16 @@ func (r *runReport) account(s *session) {
 		}
 	}
 	r.Warnings = append(r.Warnings, stats.Warnings...)
+}
+
+// accountAll adds what the other processes hold; a communicator that has failed cannot say.
+func (r *runReport) accountAll(s *session) {
+	if r.Processes <= 1 || s.comm.Err() != nil {
+		return
+	}
+	if all, err := gatherJSON(s, r.Memory); err == nil {
+		r.Memory = slices.Concat(all...)
+	}
 }
 
 // newRunResult makes a row. before and after say which path the calls really took: if it is not the route's, the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -26,6 +27,7 @@ type runFlags struct {
 	cache, emulate          string
 	in                      []string
 	out                     string
+	launch                  int
 }
 
 // runJob is the same, checked and read: what to reduce, and how.
@@ -46,6 +48,7 @@ type runJob struct {
 	out     string
 	cache   string // folder of the peer-access verdicts
 	emulate string // what the emulated machine has
+	rank    *allreduce.Rank // of this process, where a launcher started several; nil: all ranks are here
 }
 
 const (
@@ -70,14 +73,25 @@ for the wire the route chose. Shows path, reason, time, bandwidth, and the memor
 The time is the median over the iterations, by events on rank 0's stream. On emulated devices it is the simulated
 clock's and marked "simulated": it says nothing about this machine.
 
+With --launch N, or started by torchrun, mpirun or srun, every rank is a process of its own; rank 0 reports for all.
+
 The GGML_CUDA_* environment variables choose paths and wires; "allreduce env" lists them.`,
 		Example: `  allreduce run
   allreduce run --sizes 20K,2M --graph --json
   GGML_CUDA_AR_CE=0 allreduce run
+  allreduce run --launch 4
+  torchrun --no-python --nproc-per-node 2 allreduce run
   allreduce run --in a.npy --in b.npy --out sum.npy`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			job, err := f.job(cmd.Flags().Changed)
+			changed := cmd.Flags().Changed
+			if changed("launch") {
+				if changed("ranks") && f.ranks != f.launch {
+					return fmt.Errorf("--ranks %d with --launch %d; allowed: one rank per process", f.ranks, f.launch)
+				}
+				return launch(cmd.Context(), s, f.launch, flagsAgain(cmd, "launch", "ranks"))
+			}
+			job, err := f.job(changed)
 			if err != nil {
 				return err
 			}
@@ -88,6 +102,7 @@ The GGML_CUDA_* environment variables choose paths and wires; "allreduce env" li
 	flags.SortFlags = false
 	flags.Var(newChoice(&f.backend, "auto", "auto", "cuda", "emulated"), "backend", "`devices` to use: auto (GPUs, else emulated), cuda or emulated")
 	flags.IntVar(&f.ranks, "ranks", 2, "`number` of ranks, 1 to 8")
+	flags.IntVar(&f.launch, "launch", 0, "start this `number` of processes, one rank each, instead of having all ranks in this one")
 	flags.StringVar(&f.devices, "devices", "", "device of each rank, a `list` such as 0,1 (default: rank i on device i)")
 	flags.Var(newChoice(&f.typ, "f32", "f32", "f16", "bf16"), "type", "element `type`: f32, f16 or bf16")
 	flags.Var(newChoice(&f.op, "sum", "sum", "avg"), "op", "`operation`: sum or avg")
@@ -128,6 +143,16 @@ func (f *runFlags) job(changed func(string) bool) (*runJob, error) {
 	} else if f.out != "" {
 		return nil, errors.New("--out needs --in, once per rank")
 	}
+	rank, err := launchedRank()
+	if err != nil {
+		return nil, err
+	}
+	if j.rank = rank; rank != nil {
+		if (changed("ranks") || len(f.in) > 0) && j.ranks != rank.World {
+			return nil, fmt.Errorf("%d ranks are asked for and %d processes were launched; allowed: one rank per process", j.ranks, rank.World)
+		}
+		j.ranks = rank.World
+	}
 	if j.ranks < 1 || j.ranks > maxRanks {
 		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 1 to %d", j.ranks, maxRanks)
 	}
@@ -141,7 +166,6 @@ func (f *runFlags) job(changed func(string) bool) (*runJob, error) {
 	if f.op == "avg" {
 		j.op = allreduce.Avg
 	}
-	var err error
 	if j.typ, err = allreduce.ParseType(f.typ); err != nil {
 		return nil, err
 	}
@@ -209,6 +233,11 @@ func (j *runJob) readInputs(paths []string, typeGiven bool) error {
 // runAndReport runs the job and prints what came out, also where it could not be finished.
 func runAndReport(ctx context.Context, s streams, f *runFlags, job *runJob) error {
 	report := newRunReport(job)
+	if job.rank != nil && job.rank.Rank != 0 {
+		s.out = io.Discard // rank 0 speaks, and writes the files
+		f = &runFlags{}
+		job.out = ""
+	}
 	printer := newRunPrinter(s, !f.asJSON, job)
 	sum, err := job.run(ctx, report, printer)
 	right := !slices.ContainsFunc(report.Results, func(r runResult) bool { return !r.good() })

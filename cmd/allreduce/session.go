@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -12,7 +13,8 @@ import (
 type session struct {
 	driver  device.Driver
 	comm    *allreduce.Comm
-	devices []int // of each rank
+	ranks   []int // of this process
+	devices []int // of each of them
 	streams []device.Stream
 	cleanup []func()
 }
@@ -56,29 +58,57 @@ func openSessionWith(driver device.Driver, config allreduce.Config) (s *session,
 	if s.comm, err = s.newComm(config); err != nil {
 		return s, err
 	}
-	s.devices = s.comm.Devices()
-	for _, dev := range s.devices {
-		stream, err := driver.NewStream(dev)
+	return s, s.equip()
+}
+
+// joinSession opens a session of one rank among several processes.
+func joinSession(ctx context.Context, driver device.Driver, rank allreduce.Rank, devices []int) (s *session, err error) {
+	s = &session{driver: driver}
+	defer func() {
 		if err != nil {
-			return s, err
+			s.close()
+		}
+	}()
+	config := allreduce.Config{Backend: s.backend()}
+	if devices != nil {
+		config.Devices = []int{devices[rank.Rank]}
+	}
+	if s.comm, err = allreduce.Join(ctx, config, rank); err != nil {
+		return s, err
+	}
+	s.later(func() { _ = s.comm.Close() })
+	return s, s.equip()
+}
+
+// equip makes what goes with a communicator.
+func (s *session) equip() error {
+	s.ranks, s.devices = s.comm.LocalRanks(), s.comm.Devices()
+	for _, dev := range s.devices {
+		stream, err := s.driver.NewStream(dev)
+		if err != nil {
+			return err
 		}
 		s.streams = append(s.streams, stream)
-		s.later(func() { _ = driver.DestroyStream(dev, stream) })
+		s.later(func() { _ = s.driver.DestroyStream(dev, stream) })
 	}
-	return s, nil
+	return nil
 }
 
 // newComm makes another communicator on the session's backend, closed by close.
 func (s *session) newComm(config allreduce.Config) (*allreduce.Comm, error) {
-	config.Backend = allreduce.BackendCUDA
-	if s.simulated() {
-		config.Backend = allreduce.BackendEmulated
-	}
+	config.Backend = s.backend()
 	comm, err := allreduce.New(config)
 	if err == nil {
 		s.later(func() { _ = comm.Close() })
 	}
 	return comm, err
+}
+
+func (s *session) backend() allreduce.Backend {
+	if s.simulated() {
+		return allreduce.BackendEmulated
+	}
+	return allreduce.BackendCUDA
 }
 
 func (s *session) simulated() bool { return s.driver.Backend() == device.Emulated }

@@ -105,7 +105,7 @@ func openSoak(driver device.Driver, job *soakJob) (r *soakRig, err error) {
 	if err := r.openLanes(); err != nil {
 		return r, err
 	}
-	r.devices = r.lanes[0].comm.Devices()
+	r.ranks, r.devices = r.lanes[0].comm.LocalRanks(), r.lanes[0].comm.Devices()
 	for set := range streamSets {
 		for _, dev := range r.devices {
 			stream, err := driver.NewStream(dev)

@@ -36,6 +36,7 @@ void World::admit(Device& d, double at) {
     c.count = op->work->blocks;
     c.threads = op->work->threads;
     c.weak = weak;
+    c.shared = foreign > 0;
     c.flag_us = machine.flag_us;
     c.clock_us = std::max(at, op->start_us + machine.launch_us);
     c.run = r.get();

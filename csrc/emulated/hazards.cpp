@@ -98,6 +98,33 @@ void block_learns(Block& b, const ReleaseRef& release) {
   k.release.reset();
 }
 
+// What other processes know is not seen from here. Whatever one of them was told it may have passed on before it stored
+// what a wait here was for: so such a wait tells of all that was told so far. That may hide a hazard, but invents none.
+void block_told(const void* p, const ReleaseRef& release) {
+  World& w = world();
+  Lock l(w.mu);
+  if (release == nullptr || release == w.last_told) return;
+  const Allocation* a = w.find(p, 1);
+  if (a == nullptr || !a->foreign) return;
+  w.last_told = release;
+  Release all = w.told != nullptr ? *w.told : *release;
+  Knowledge::raise(all.reads, release->reads);
+  Knowledge::raise(all.writes, release->writes);
+  all.line = release->line;
+  all.step = release->step;
+  w.told = std::make_shared<const Release>(std::move(all));
+}
+void block_heard(Block& b, const void* p) {
+  World& w = world();
+  ReleaseRef told;
+  {
+    Lock l(w.mu);
+    const Allocation* a = w.find(p, 1);
+    if (a != nullptr && a->foreign) told = w.told;
+  }
+  if (told != nullptr) block_learns(b, told);
+}
+
 void block_fence(Block& b) {
   BlockKnowledge& k = b.core.run->knows;
   if (k.line < 0) return;

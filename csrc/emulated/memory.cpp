@@ -93,7 +93,9 @@ void World::release(uintptr_t base) {
   a.shadow = {};
   if (a.kind == MemoryKind::device) devices[static_cast<size_t>(a.device)].used_bytes -= static_cast<int64_t>(a.bytes);
   void* p = reinterpret_cast<void*>(base);
-  if (a.bytes > kQuarantineBytes) {
+  if (a.foreign) {
+    foreign--;
+  } else if (a.bytes > kQuarantineBytes) {
     std::free(p);
   } else {
     std::memset(p, kFreedPoison, a.bytes);
@@ -110,8 +112,12 @@ void World::release(uintptr_t base) {
 }
 
 void World::release_all() {
-  for (auto& m : memory) std::free(reinterpret_cast<void*>(m.first));
+  for (auto& m : memory)
+    if (!m.second.foreign) std::free(reinterpret_cast<void*>(m.first));
   memory.clear();
+  foreign = 0;
+  told.reset();
+  last_told.reset();
   for (auto& q : quarantine) std::free(q.first);
   quarantine.clear();
   quarantine_bytes = 0;
@@ -149,12 +155,12 @@ Code malloc_pinned(void** p, size_t bytes) {
 }
 
 // As in CUDA, freeing waits: for everything enqueued so far on the devices that could be using the memory.
-static Code free_memory(void* p, MemoryKind kind) {
+static Code free_memory(void* p, MemoryKind kind, bool foreign = false) {
   if (p == nullptr) return kOk;
   Guard g;
   World& w = g.w;
   auto it = w.memory.find(reinterpret_cast<uintptr_t>(p));
-  if (it == w.memory.end() || it->second.kind != kind) {
+  if (it == w.memory.end() || it->second.kind != kind || it->second.foreign != foreign) {
     w.misuse("free of " + w.describe(p) + ", which is no start of a live allocation of that kind");
     return kInvalidValue;
   }
@@ -178,6 +184,27 @@ static Code free_memory(void* p, MemoryKind kind) {
 }
 Code free_device(void* p) { return free_memory(p, MemoryKind::device); }
 Code free_pinned(void* p) { return free_memory(p, MemoryKind::pinned); }
+
+Code register_pinned(void* p, size_t bytes) {
+  Guard g;
+  World& w = g.w;
+  if (w.injected(AR_CALL_MALLOC_HOST)) return kMemory;
+  const uintptr_t base = reinterpret_cast<uintptr_t>(p);
+  const auto after = w.memory.lower_bound(base);
+  if (p == nullptr || bytes == 0 || w.find(p, 1) != nullptr || (after != w.memory.end() && after->first < base + bytes))
+    return kInvalidValue;
+  for (auto it = w.freed.lower_bound(base); it != w.freed.end() && it->first < base + bytes;) it = w.freed.erase(it);
+  Allocation a;
+  a.base = base;
+  a.bytes = bytes;
+  a.kind = MemoryKind::pinned;
+  a.foreign = true;
+  a.id = w.next_handle++;
+  w.memory.emplace(base, std::move(a));
+  w.foreign++;
+  return kOk;
+}
+Code unregister_pinned(void* p) { return free_memory(p, MemoryKind::pinned, true); }
 
 Code host_to_device(void** dev, void* host) {
   Guard g;

@@ -256,7 +256,8 @@ void World::work_loop() {
     version++;
     if (poll_waiters(l)) continue;
     report_residency();
-    work_cv.wait_for(l, std::chrono::milliseconds(1));
+    // Another process's store wakes nobody here: look again soon, without taking the core that it may need.
+    work_cv.wait_for(l, foreign > 0 ? std::chrono::microseconds(50) : std::chrono::microseconds(1000));
   }
 }
 

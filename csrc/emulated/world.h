@@ -40,6 +40,7 @@ struct Allocation {
   uintptr_t base = 0;
   size_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
+  bool foreign = false;  // registered: the program's own, and perhaps other processes' too
   int device = -1;
   uint64_t id = 0;
   std::vector<Line> lines;  // see NearMemory; made by the first block that needs it
@@ -263,6 +264,8 @@ struct World {
   std::map<uintptr_t, Allocation> freed;            // tombstones, until the addresses are used again
   std::deque<std::pair<void*, size_t>> quarantine;  // freed but not given back yet
   size_t quarantine_bytes = 0;
+  int foreign = 0;  // registered ranges
+  ReleaseRef last_told, told;  // all that stores to them have told
 
   // hazards.cpp
   std::vector<uint32_t> steps;                        // by timeline: the last step given out

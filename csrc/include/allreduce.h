@@ -53,6 +53,7 @@ typedef enum ar_status {
   AR_ERR_NCCL = 12,           /* NCCL failed; platform_code is its ncclResult_t */
   AR_ERR_DEVICE_LOST = 13,    /* a device or its context is gone */
   AR_ERR_DEADLOCK = 14,       /* emulated backend only: nothing can ever run again; the message is the report */
+  AR_ERR_PEER_LOST = 17,      /* the process of another rank has ended; the communicator is unusable */
   AR_ERR_HAZARD = 16,         /* emulated backend only: two accesses that nothing orders; see ar_emulated_report */
   AR_ERR_PENDING = 15         /* ar_comm_wait, ar_stream_query: not finished within the given time */
 } ar_status;
@@ -80,6 +81,7 @@ typedef enum ar_path {
   AR_PATH_NCCL = 4         /* libnccl, opened at run time */
 } ar_path;
 #define AR_PATHS 5
+#define AR_NCCL_ID_BYTES 128
 
 /* What went wrong. rank and device are -1 where they do not apply. The last five fields are set for
  * AR_ERR_TIMEOUT and AR_ERR_MISMATCH: the phase of the protocol, the peer waited for, the epoch seen there and
@@ -134,6 +136,16 @@ typedef struct ar_options {
   uint32_t first_epoch;     /* epochs start after this value; for tests of wrap-around, otherwise 0 */
   int32_t peer; /* 1: path peer may be used, since peer access between all devices was proven (ar_probe_pair)
                                or is trusted: it is enabled, and up to 32 MiB of device memory per rank allocated */
+
+  /* One communicator over several processes of one host (locals > 0). All processes give the same options but for
+   * `ranks`, and none uses the communicator before all have made it. */
+  int32_t locals;       /* ranks of this process; 0: all of them, and the fields below are not looked at */
+  const int32_t* ranks; /* their numbers, ascending. Read during the call only. */
+  int32_t shared_fd;    /* a file of ar_shared_bytes() bytes, all zero, sealed against shrinking (memfd): the same one in
+                           every process. It is mapped; the descriptor is the caller's to close. -1: none, as the
+                           ranks are on several hosts, where only NCCL reaches. */
+  const uint8_t* nccl_id; /* AR_NCCL_ID_BYTES, the same in every process (ar_nccl_id); NULL: no NCCL. Read during the
+                             call only. */
 } ar_options;
 
 typedef struct ar_comm ar_comm;
@@ -179,11 +191,21 @@ AR_API int32_t ar_type_size(int32_t type);
  * 4 MiB per rank) and loads its kernels; the copy engines' memory comes with the first large reduction. */
 AR_API int32_t ar_comm_create(const ar_options* options, ar_comm** comm, ar_error* error);
 
+/* The size of the file that the processes of a communicator share: of the options, world and ring_bytes count. */
+AR_API int64_t ar_shared_bytes(const ar_options* options);
+
+/* An id for ar_options.nccl_id, from the libnccl named: made by one process, given to all. */
+AR_API int32_t ar_nccl_id(int32_t backend, const char* nccl_lib, int32_t nccl_p2p_disable, uint8_t* id, ar_error* error);
+
+/* From outside: ends the communicator on all its ranks, in all its processes, with AR_ERR_PEER_LOST and this text. Waits on
+ * devices end at once. Any thread; does nothing where it has failed already. */
+AR_API int32_t ar_comm_lose(ar_comm* comm, int32_t rank, const char* text, ar_error* error);
+
 /* Whether a path exists for this communicator; if not, reason (of reason_bytes) says why in one sentence. */
 AR_API int32_t ar_comm_has_path(const ar_comm* comm, int32_t path, char* reason, size_t reason_bytes);
 
 /* Enqueues one reduction on the given path and returns; results are there once each buffer's stream has come
- * this far. bufs[i] is rank i, n must be the number of ranks. wire is the type that travels: the payload's own, or
+ * this far. bufs[i] is this process's i-th rank, n must be the number of those. wire is the type that travels: the payload's own, or
  * for AR_F32 payloads AR_BF16 or AR_F16. AR_ERR_ALLOC and AR_ERR_UNSUPPORTED mean that nothing was enqueued and the
  * caller may name another path. */
 AR_API int32_t ar_allreduce(ar_comm* comm, const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire,

@@ -3,11 +3,12 @@
 // every rank, and exchanges it with the block of the same number on every peer only.
 #pragma once
 
+#include "sign.h"
 #include "types.h"
 
 namespace AR_NS {
 
-constexpr int kMaxRanks = 8;
+constexpr int kMaxRanks = AR_MAX_RANKS;
 constexpr int kMaxBlocks = 128;
 constexpr int kExchangeThreads = 512;
 constexpr uint32_t kScrub = 1u << 20;
@@ -24,7 +25,8 @@ enum class Phase : uint32_t {
   peer_data = 3,
   peer_flag = 4,
   peer_scatter = 5,
-  peer_gather = 6
+  peer_gather = 6,
+  told = 7
 };
 
 // The primitives of one flag: a fence between payload and flag, the flag, the wait, a fence between flag and payload.
@@ -41,6 +43,7 @@ struct Shares {
     View send, recv;
     uint32_t* epochs;  // blocks of them
     Vec16* records;    // blocks of them
+    Signature signature;
     int rank;
     int absent;
   };
@@ -54,7 +57,9 @@ struct Shares {
   int world;
   int locals;
   int blocks;  // that take part, per rank
-  uint32_t* abort;
+  int abort_words;
+  uint32_t* abort;   // this process's abort word
+  uint32_t* aborts;  // those of all processes, 128 bytes apart
   uint64_t timeout_ns;
   Finish finish_;
   uint32_t call;
@@ -65,7 +70,8 @@ struct Shares {
                         uint32_t seen) const {
     const Vec16 record = {{static_cast<uint32_t>(phase) | static_cast<uint32_t>(peer) << 8, awaited, seen, call}};
     store_sys(b, me.records + block, record);
-    store_flag(b, Order::none, abort, 1);
+    AR_NO_UNROLL
+    for (int p = 0; p < abort_words; p++) store_flag(b, Order::none, aborts + p * kFlagStride, 1);
   }
 
   // Elements [lo, hi) of a block's share in round i; false where it has none.
@@ -271,6 +277,7 @@ struct Shares {
     const int l = locals == 1 ? 0 : b.index() / blocks;
     const Local& me = local[l];
     const int block = b.index() - l * blocks;
+    if (me.signature.lines != nullptr && block == 0) b.lead([&] { me.signature.leave(b); });
     b.reads(me.epochs + block, sizeof(uint32_t));
     const uint32_t epoch = work(me, block, me.epochs[block]);
     b.writes(me.epochs + block, sizeof(uint32_t));

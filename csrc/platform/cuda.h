@@ -116,6 +116,10 @@ inline Code malloc_pinned(void** p, size_t bytes) {
   return cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
 }
 inline Code free_pinned(void* p) { return cudaFreeHost(p); }
+inline Code register_pinned(void* p, size_t bytes) {
+  return cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+}
+inline Code unregister_pinned(void* p) { return cudaHostUnregister(p); }
 inline Code host_to_device(void** dev, void* host) { return cudaHostGetDevicePointer(dev, host, 0); }
 
 inline Code stream_create(Stream* s) { return cudaStreamCreateWithFlags(s, cudaStreamNonBlocking); }

@@ -83,6 +83,8 @@ Code malloc_device(void** p, size_t bytes);
 Code free_device(void* p);
 Code malloc_pinned(void** p, size_t bytes);
 Code free_pinned(void* p);
+Code register_pinned(void* p, size_t bytes);
+Code unregister_pinned(void* p);
 Code host_to_device(void** dev, void* host);
 bool check_range(const void* p, size_t bytes, int device);
 
@@ -179,6 +181,7 @@ constexpr int kLineShift = 6;
 // What the runtime keeps of a block where kernels' inlined code reaches it.
 struct BlockCore {
   int index = 0, count = 1, threads = 1;
+  bool shared = false;  // the machine has memory that other processes write, too
   bool weak = false;    // stores pass through the buffer, and the block may be interrupted
   double clock_us = 0;  // block-local simulated time
   double flag_us = 0;   // how long a store takes to be seen by another processor
@@ -195,6 +198,8 @@ void block_uses(Block& b, const void* p, int64_t bytes, bool write);   // hazard
 Line* block_line(Block& b, uintptr_t address);                         // slow path of line_of
 ReleaseRef block_tells(Block& b);                                      // what a store made now tells; null: nothing
 void block_learns(Block& b, const ReleaseRef& release);                // a satisfied wait
+void block_told(const void* p, const ReleaseRef& release);             // a store to memory that other processes see
+void block_heard(Block& b, const void* p);                             // a satisfied wait for a store of another process
 void block_fence(Block& b);
 void block_buffer(Block& b, void* p, const void* value, int bytes);
 uint64_t block_forward(const Block& b, uintptr_t address, int bytes, uint64_t value);
@@ -254,12 +259,16 @@ inline void block_release(Block& b, const void* p) {
   if (line == nullptr) return;
   line->us = b.core.clock_us;
   line->release = block_tells(b);
+  if (b.core.shared) block_told(p, line->release);
 }
 inline void block_acquire(Block& b, const void* p) {
   Line* line = line_of(b, p);
   if (line == nullptr) return;
   if (line->us + b.core.flag_us > b.core.clock_us) b.core.clock_us = line->us + b.core.flag_us;
-  if (line->release != nullptr) block_learns(b, line->release);
+  if (line->release != nullptr)
+    block_learns(b, line->release);
+  else if (b.core.shared)
+    block_heard(b, p);
 }
 
 // Faults of peer access (emulated/peers.cpp). A store that one of them takes; what a load really sees.

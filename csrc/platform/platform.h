@@ -14,6 +14,7 @@
 //   enable_peer(device, peer)      lets device load from and store to peer's memory; good if it already may
 //   malloc_device free_device      on the current device
 //   malloc_pinned free_pinned      portable, mapped; host_to_device(host) gives the pointer a kernel uses
+//   register_pinned(host, bytes) unregister_pinned   memory the program has mapped, as malloc_pinned's from then on
 //   stream_identity(Stream)        a number that no other stream of the process ever has; 0: unknown. Not on a
 //                                  stream in capture
 //   stream_create(Stream*) stream_destroy stream_query stream_synchronize device_synchronize

@@ -28,6 +28,7 @@
 namespace AR_NS {
 
 CopyEngine::CopyEngine(Comm& comm) : comm_(comm), n_(comm.world()) {
+  if (comm.far()) missing_ = "path copy-engine goes through memory of one host, and the ranks are on several";
   slot_bytes_ = comm.ring_bytes() / 2 / 4096 * 4096;
   if (n_ <= 2) {
     receive_slot_ = pinned_slot_ = piece_bytes_ = slot_bytes_;
@@ -54,8 +55,11 @@ const char* CopyEngine::refuses(int32_t type, int32_t wire, int32_t) const {
 
 int32_t CopyEngine::prepare(int64_t max_bytes, ar_error* e) {
   if (!loaded_) {
-    for (int r = 0; r < n_; r++) {
+    for (int r : comm_.locals()) {
       Code c = set_device(comm_.rank(r).device);
+      if (c == kOk && comm_.split()) c = load_kernel<Tell>();
+      if (c == kOk && comm_.split()) c = load_kernel<AwaitTold>();
+      if (c == kOk && comm_.split()) c = load_kernel<Sign>();
       for_all_types([&](auto t, auto w) {
         using T = decltype(t);
         using W = decltype(w);
@@ -74,6 +78,7 @@ int32_t CopyEngine::prepare(int64_t max_bytes, ar_error* e) {
 
 int32_t CopyEngine::enqueue(Call& call, ar_error* e) {
   if (const int32_t s = allocate(e)) return s;
+  if (const int32_t s = comm_.sign(call, AR_PATH_COPY_ENGINE, e)) return s;
   int32_t status = AR_OK;
   with_types(call.type, call.wire, [&](auto t, auto w) {
     using T = decltype(t);
@@ -96,15 +101,19 @@ int32_t CopyEngine::allocate(ar_error* e) {
   int32_t s = AR_OK;
   for (int r = 0; r < n_ && s == AR_OK; r++) {
     void *send = nullptr, *receive = nullptr, *gather = nullptr, *pinned = nullptr;
-    s = comm_.allocate_device(r, 2 * slot_bytes_, &send, e);
-    if (s == AR_OK) s = comm_.allocate_device(r, 2 * receive_slot_, &receive, e);
-    if (s == AR_OK && n_ > 2) s = comm_.allocate_device(r, 2 * slot_bytes_, &gather, e);
-    if (s == AR_OK) s = comm_.allocate_pinned(r, 2 * pinned_slot_, &pinned, nullptr, e);
+    if (comm_.local(r)) {
+      s = comm_.allocate_device(r, 2 * slot_bytes_, &send, e);
+      if (s == AR_OK) s = comm_.allocate_device(r, 2 * receive_slot_, &receive, e);
+      if (s == AR_OK && n_ > 2) s = comm_.allocate_device(r, 2 * slot_bytes_, &gather, e);
+    }
+    if (s == AR_OK)
+      s = comm_.staging(AR_PATH_COPY_ENGINE, r, r * 2 * pinned_slot_, 2 * pinned_slot_, &pinned, nullptr, e);
     ring_[r] = {static_cast<char*>(send), static_cast<char*>(receive), static_cast<char*>(gather),
                 static_cast<char*>(pinned)};
   }
   void* totals = nullptr;
-  if (s == AR_OK && n_ > 2) s = comm_.allocate_pinned(0, 2 * totals_slot_, &totals, nullptr, e);
+  if (s == AR_OK && n_ > 2) 
+    s = comm_.staging(AR_PATH_COPY_ENGINE, 0, n_ * 2 * pinned_slot_, 2 * totals_slot_, &totals, nullptr, e);
   if (s != AR_OK) {
     comm_.storage_rollback(mark);
     return s;
@@ -165,7 +174,7 @@ int32_t CopyEngine::one_shot(Call& call, ar_error* e) {
   turn_ = (turn_ + plan.pieces) & 1;
   comm_.note_chunk(chunk);
 
-  for (int r = 0; r < n_; r++) {
+  for (int r : comm_.locals()) {
     Lane& lane = *call.lane[r];
     const Code c = set_device(comm_.rank(r).device);
     if (c != kOk) return comm_.runtime_error(c, r, "choosing the device", e);
@@ -193,15 +202,34 @@ int32_t CopyEngine::one_shot(Call& call, ar_error* e) {
 }
 
 template <class T, class W>
+int32_t CopyEngine::convert(const Part& part, int r, char* to, int64_t first, int64_t end, ar_error* e) {
+  const int64_t packs = (end - first + kPerVec<W> - 1) / kPerVec<W>;
+  if (part.absent)
+    return good(fill_async(to, 0, static_cast<size_t>(packs * kPackBytes), part.stream), r, "clearing", e);
+  const ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(to), first, end};
+  return good(launch(k, grid(packs), kPieceThreads, part.stream), r, "launching the conversion", e);
+}
+
+template <class T, class W>
 int32_t CopyEngine::upload(Call& call, const Plan& plan, const Piece& piece, int r, ar_error* e) {
   const Part& part = call.parts[static_cast<size_t>(r)];
-  if (part.absent) return AR_OK;
+  if (absent(call, r)) return AR_OK;
   Lane& lane = *call.lane[r];
+  const int64_t chunks = (piece.bytes + plan.chunk[r] - 1) / plan.chunk[r];
+  if (static_cast<int64_t>(lane.chunk[piece.slot].size()) < chunks)
+    lane.chunk[piece.slot].resize(static_cast<size_t>(chunks));
+  if (!comm_.local(r)) {
+    for (int64_t i = 0; i < chunks; i++)
+      if (const int32_t s =
+              comm_.publish(lane.chunk[piece.slot][static_cast<size_t>(i)], Told::uploaded, piece.slot, r, nullptr, e))
+        return s;
+    return AR_OK;
+  }
   Code c = set_device(comm_.rank(r).device);
   if (c != kOk) return comm_.runtime_error(c, r, "choosing the device", e);
   const Stream up = plan.on_caller ? part.stream : lane.send;
   const char* from = nullptr;
-  if (plan.direct) {
+  if (plan.direct && !part.absent) {
     from = part.send.base + piece.first * plan.wire_size;
     if (piece.first == 0 && !plan.on_caller)
       if (const int32_t s = comm_.await(Order::ce_send_ready, r, up, lane.ready, e)) return s;
@@ -209,9 +237,7 @@ int32_t CopyEngine::upload(Call& call, const Plan& plan, const Piece& piece, int
     char* to = ring_[r].send + piece.slot * slot_bytes_;
     // The last chunk's event stands for the whole upload: one stream, in order.
     if (const int32_t s = comm_.await(Order::ce_convert_reuse, r, part.stream, lane.uploaded[piece.slot], e)) return s;
-    ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(to), piece.first, piece.end};
-    c = launch(k, grid((piece.end - piece.first + kPerVec<W> - 1) / kPerVec<W>), kPieceThreads, part.stream);
-    if (c != kOk) return comm_.runtime_error(c, r, "launching the conversion", e);
+    if (const int32_t s = convert<T, W>(part, r, to, piece.first, piece.end, e)) return s;
     if (!plan.on_caller) {
       if (const int32_t s = comm_.record(lane.converted[piece.slot], r, part.stream, e)) return s;
       if (const int32_t s = comm_.await(Order::ce_converted, r, up, lane.converted[piece.slot], e)) return s;
@@ -228,8 +254,7 @@ int32_t CopyEngine::upload(Call& call, const Plan& plan, const Piece& piece, int
     const int64_t bytes = std::min(plan.chunk[r], piece.bytes - at);
     c = copy_async(to + at, from + at, static_cast<size_t>(bytes), CopyKind::device_to_host, up);
     if (c != kOk) return comm_.runtime_error(c, r, "copying to the host", e);
-    if (lane.chunk[piece.slot].size() <= chunk) lane.chunk[piece.slot].resize(chunk + 1);
-    if (const int32_t s = comm_.record(lane.chunk[piece.slot][chunk], r, up, e)) return s;
+    if (const int32_t s = comm_.publish(lane.chunk[piece.slot][chunk], Told::uploaded, piece.slot, r, up, e)) return s;
   }
   lane.uploaded[piece.slot] = lane.chunk[piece.slot][chunk - 1];
   return AR_OK;
@@ -237,6 +262,7 @@ int32_t CopyEngine::upload(Call& call, const Plan& plan, const Piece& piece, int
 
 int32_t CopyEngine::download(Call& call, const Plan& plan, const Piece& piece, int r, ar_error* e) {
   Lane& lane = *call.lane[r];
+  if (!comm_.local(r)) return comm_.publish(lane.downloaded[piece.slot], Told::downloaded, piece.slot, r, nullptr, e);
   Code c = set_device(comm_.rank(r).device);
   if (c != kOk) return comm_.runtime_error(c, r, "choosing the device", e);
   bool any = false, more = true;
@@ -246,7 +272,7 @@ int32_t CopyEngine::download(Call& call, const Plan& plan, const Piece& piece, i
     for (int i = 1; i < n_; i++) {
       const int q = (r + i) % n_;
       const int64_t at = static_cast<int64_t>(chunk) * plan.chunk[q];
-      if (call.parts[static_cast<size_t>(q)].absent || at >= piece.bytes) continue;
+      if (absent(call, q) || at >= piece.bytes) continue;
       const int64_t bytes = std::min(plan.chunk[q], piece.bytes - at);
       // Not without a copy after it: a wait would leave the stream in a capture that nothing joins it back to.
       if (!any)
@@ -261,11 +287,12 @@ int32_t CopyEngine::download(Call& call, const Plan& plan, const Piece& piece, i
       any = more = true;
     }
   }
-  return any ? comm_.record(lane.downloaded[piece.slot], r, lane.receive, e) : AR_OK;
+  return any ? comm_.publish(lane.downloaded[piece.slot], Told::downloaded, piece.slot, r, lane.receive, e) : AR_OK;
 }
 
 template <class T, class W>
 int32_t CopyEngine::sum(Call& call, const Plan& plan, const Piece& piece, int r, ar_error* e) {
+  if (!comm_.local(r)) return AR_OK;
   const Part& part = call.parts[static_cast<size_t>(r)];
   Lane& lane = *call.lane[r];
   Code c = set_device(comm_.rank(r).device);
@@ -273,7 +300,7 @@ int32_t CopyEngine::sum(Call& call, const Plan& plan, const Piece& piece, int r,
   SumPiece<T, W> k{part.send, part.recv, {}, piece.first, piece.end, finish_for(call, n_), r, n_, part.absent, nullptr};
   bool any = false;
   for (int q = 0; q < n_; q++) {
-    if (q == r || call.parts[static_cast<size_t>(q)].absent) continue;
+    if (q == r || absent(call, q)) continue;
     k.peer[q] = reinterpret_cast<const Vec16*>(receive_at(r, piece.slot, q));
     any = true;
   }

@@ -17,6 +17,8 @@
 // protocol that was: `uploaded` (send), `summed` (receive), every rank's `downloaded` (pinned), `stored` (gather), every
 // rank's `gathered` (totals). An event wait binds to the record made last before it was enqueued, and one host thread
 // enqueues for all ranks, step by step: so no wait can bind to a later turn of its slot, and none can cycle.
+// Across processes the waits for other ranks' marks are flags that a kernel of one block raises or waits for (Comm::publish):
+// the steps below are gone through for every rank in every process, and enqueue nothing for ranks that are not here.
 // Captured, a call needs no joins of its own: every operation on a stream of ours is awaited, through others, by one on a
 // caller's stream, and a graph has ended only when all its nodes have. So after a launch every slot is free.
 #pragma once
@@ -25,6 +27,7 @@
 #include <cmath>
 
 #include "../kernels/pieces.h"
+#include "../kernels/tell.h"
 #include "transport.h"
 
 namespace AR_NS {
@@ -58,6 +61,12 @@ class CopyEngine final : public Transport {
   };
 
   int32_t allocate(ar_error* e);
+  // Whether a rank's values are left out. What other processes' ranks do is not known here, so there all take part, and an
+  // absent one sends zeroes.
+  bool absent(const Call& call, int r) const { return call.parts[static_cast<size_t>(r)].absent && !comm_.split(); }
+  // Wire values of elements [first, end), zeroes of an absent rank, into the send ring, on the caller's stream.
+  template <class T, class W>
+  int32_t convert(const Part& part, int r, char* to, int64_t first, int64_t end, ar_error* e);
   double slowest_link() const;
   static int grid(int64_t packs) {
     const int64_t blocks = (packs + kPieceThreads - 1) / kPieceThreads;

@@ -44,7 +44,7 @@ namespace AR_NS {
 
 bool CopyEngine::two_shot_wins(const Call& call, int64_t wire_bytes) const {
   int present = 0;
-  for (const Part& p : call.parts) present += !p.absent;
+  for (int r = 0; r < n_; r++) present += !absent(call, r);
   // With one rank's values to move, both protocols move the same bytes.
   return n_ > 2 && present > 1 && wire_bytes > crossover_;
 }
@@ -85,7 +85,7 @@ CopyEngine::Shards CopyEngine::shards_of(const Call& call, int64_t wire_size, in
   plan.present = 0;
   for (int r = 0; r < n_; r++) {
     plan.place[r] = plan.present;
-    plan.present += !call.parts[static_cast<size_t>(r)].absent;
+    plan.present += !absent(call, r);
     plan.last_gathered[r] = plan.last_shared[r] = -1;
   }
   comm_.note_chunk(chunk);
@@ -128,7 +128,7 @@ CopyEngine::Span CopyEngine::piece_of(const Shards& plan, const Chunk& x) const 
 template <class T, class W>
 int32_t CopyEngine::two_shot(Call& call, ar_error* e) {
   Shards plan = shards_of(call, sizeof(typename W::Bits), kPerVec<W>);
-  for (int r = 0; r < n_; r++) {
+  for (int r : comm_.locals()) {
     Lane& lane = *call.lane[r];
     if (const int32_t s = use_device(r, e)) return s;
     if (const int32_t s = comm_.need_stream(lane.send, r, e)) return s;
@@ -163,7 +163,7 @@ int32_t CopyEngine::two_shot(Call& call, ar_error* e) {
     if (s != AR_OK) return s;
   }
   if (!plan.direct) return stored(plan.chunks - 1);
-  for (int r = 0; r < n_; r++) {
+  for (int r : comm_.locals()) {
     Lane& lane = *call.lane[r];
     const Stream stream = call.parts[static_cast<size_t>(r)].stream;
     if (const int32_t s = use_device(r, e)) return s;
@@ -181,11 +181,16 @@ int32_t CopyEngine::two_shot(Call& call, ar_error* e) {
 template <class T, class W>
 int32_t CopyEngine::scatter(Call& call, const Shards& plan, const Chunk& x, int r, ar_error* e) {
   const Part& part = call.parts[static_cast<size_t>(r)];
-  if (part.absent) return AR_OK;
+  if (absent(call, r)) return AR_OK;
   Lane& lane = *call.lane[r];
+  if (!comm_.local(r)) {
+    if (x.packs == shard_of(plan, x, r).packs) return AR_OK;
+    return comm_.publish(lane.scattered[x.slot], Told::scattered, x.slot, r, nullptr, e);
+  }
+  const bool direct = plan.direct && !part.absent;
   if (const int32_t s = use_device(r, e)) return s;
   const char* from = nullptr;  // the chunk
-  if (plan.direct) {
+  if (direct) {
     from = part.send.base + x.pack * kPackBytes;
   } else {
     char* place = ring_[r].send + x.piece_slot * slot_bytes_;
@@ -194,9 +199,7 @@ int32_t CopyEngine::scatter(Call& call, const Shards& plan, const Chunk& x, int 
       if (const int32_t s = comm_.await(Order::two_convert_reuse, r, part.stream, lane.uploaded[x.piece_slot], e))
         return s;
       const Span piece = piece_of(plan, x);
-      ToWire<T, W> k{part.send, reinterpret_cast<Vec16*>(place), piece.first, piece.end};
-      const Code c = launch(k, grid(piece.packs), kPieceThreads, part.stream);
-      if (const int32_t s = good(c, r, "launching the conversion", e)) return s;
+      if (const int32_t s = convert<T, W>(part, r, place, piece.first, piece.end, e)) return s;
       if (const int32_t s = comm_.record(lane.converted[x.piece_slot], r, part.stream, e)) return s;
     }
   }
@@ -207,9 +210,9 @@ int32_t CopyEngine::scatter(Call& call, const Shards& plan, const Chunk& x, int 
     if (shard.packs == 0) continue;
     if (!any) {
       any = true;
-      if (plan.direct && x.index == 0)
+      if (direct && x.index == 0)
         if (const int32_t s = comm_.await(Order::two_send_ready, r, lane.send, lane.ready, e)) return s;
-      if (!plan.direct)
+      if (!direct)
         if (const int32_t s = comm_.await(Order::two_converted, r, lane.send, lane.converted[x.piece_slot], e))
           return s;
       for (int q = 0; q < n_; q++)
@@ -217,23 +220,24 @@ int32_t CopyEngine::scatter(Call& call, const Shards& plan, const Chunk& x, int 
           return s;
     }
     char* box = ring_[owner].pinned + x.slot * pinned_slot_;
-    const int64_t at = box_offset(plan, owner, call.parts[static_cast<size_t>(owner)].absent, r, shard.packs);
+    const int64_t at = box_offset(plan, owner, absent(call, owner), r, shard.packs);
     const Code c = copy_async(box + at, from + (shard.pack - x.pack) * kPackBytes, static_cast<size_t>(shard.bytes),
                               CopyKind::device_to_host, lane.send);
     if (const int32_t s = good(c, r, "copying to the host", e)) return s;
   }
-  return any ? comm_.record(lane.scattered[x.slot], r, lane.send, e) : AR_OK;
+  return any ? comm_.publish(lane.scattered[x.slot], Told::scattered, x.slot, r, lane.send, e) : AR_OK;
 }
 
 int32_t CopyEngine::collect(Call& call, const Shards& plan, const Chunk& x, int r, ar_error* e) {
   const Span shard = shard_of(plan, x, r);
-  const int sources = plan.present - !call.parts[static_cast<size_t>(r)].absent;
+  const int sources = plan.present - !absent(call, r);
   if (shard.packs == 0) return AR_OK;
   Lane& lane = *call.lane[r];
+  if (!comm_.local(r)) return comm_.publish(lane.downloaded[x.slot], Told::downloaded, x.slot, r, nullptr, e);
   if (const int32_t s = use_device(r, e)) return s;
   if (const int32_t s = comm_.await(Order::two_receive_reuse, r, lane.receive, lane.summed[x.slot], e)) return s;
   for (int q = 0; q < n_; q++) {
-    if (q == r || call.parts[static_cast<size_t>(q)].absent) continue;
+    if (q == r || absent(call, q)) continue;
     if (const int32_t s = comm_.await(Order::two_arrived, r, lane.receive, call.lane[q]->scattered[x.slot], e))
       return s;
   }
@@ -241,7 +245,7 @@ int32_t CopyEngine::collect(Call& call, const Shards& plan, const Chunk& x, int 
   const Code c = copy_async(ring_[r].receive + x.slot * receive_slot_, ring_[r].pinned + x.slot * pinned_slot_,
                             static_cast<size_t>(bytes), CopyKind::host_to_device, lane.receive);
   if (const int32_t s = good(c, r, "copying from the host", e)) return s;
-  return comm_.record(lane.downloaded[x.slot], r, lane.receive, e);
+  return comm_.publish(lane.downloaded[x.slot], Told::downloaded, x.slot, r, lane.receive, e);
 }
 
 // Sums the own shard, and uploads the total.
@@ -249,14 +253,15 @@ template <class T, class W>
 int32_t CopyEngine::add(Call& call, Shards& plan, const Chunk& x, int r, ar_error* e) {
   const Span shard = shard_of(plan, x, r);
   if (shard.packs == 0) return AR_OK;
+  if (!comm_.local(r)) return comm_.publish(call.lane[r]->shared[x.slot], Told::shared, x.slot, r, nullptr, e);
   const Part& part = call.parts[static_cast<size_t>(r)];
   Lane& lane = *call.lane[r];
   if (const int32_t s = use_device(r, e)) return s;
   const auto sum = [&](auto kernel) -> int32_t {
     const char* values = ring_[r].receive + x.slot * receive_slot_;
     for (int q = 0; q < n_; q++)
-      if (q != r && !call.parts[static_cast<size_t>(q)].absent)
-        kernel.peer[q] = reinterpret_cast<const Vec16*>(values + box_offset(plan, r, part.absent, q, shard.packs));
+      if (q != r && !absent(call, q))
+        kernel.peer[q] = reinterpret_cast<const Vec16*>(values + box_offset(plan, r, absent(call, r), q, shard.packs));
     return good(launch(kernel, grid(shard.packs), kPieceThreads, part.stream), r, "launching the sum", e);
   };
   if (const int32_t s = comm_.await(Order::two_collected, r, part.stream, lane.downloaded[x.slot], e)) return s;
@@ -280,18 +285,19 @@ int32_t CopyEngine::add(Call& call, Shards& plan, const Chunk& x, int r, ar_erro
       copy_async(total_at(x, shard), total, static_cast<size_t>(shard.bytes), CopyKind::device_to_host, lane.send);
   if (const int32_t bad = good(c, r, "copying to the host", e)) return bad;
   plan.last_shared[r] = x.slot;
-  return comm_.record(lane.shared[x.slot], r, lane.send, e);
+  return comm_.publish(lane.shared[x.slot], Told::shared, x.slot, r, lane.send, e);
 }
 
 int32_t CopyEngine::gather(Call& call, Shards& plan, const Chunk& x, int r, ar_error* e) {
   const Part& part = call.parts[static_cast<size_t>(r)];
   Lane& lane = *call.lane[r];
-  if (const int32_t s = use_device(r, e)) return s;
   const Span own = shard_of(plan, x, r);
   const Span before = span_of(plan, x.pack, own.pack - x.pack);
   const Span after = span_of(plan, own.pack + own.packs, x.pack + x.packs - own.pack - own.packs);
   if (before.packs + after.packs == 0) return AR_OK;
-  if (part.absent) {
+  if (!comm_.local(r)) return comm_.publish(lane.gathered[x.slot], Told::gathered, x.slot, r, nullptr, e);
+  if (const int32_t s = use_device(r, e)) return s;
+  if (absent(call, r)) {
     if (plan.direct && plan.last_gathered[r] < 0)
       if (const int32_t s = comm_.await(Order::two_recv_ready, r, lane.receive, lane.ready, e)) return s;
     if (!plan.direct)
@@ -311,11 +317,12 @@ int32_t CopyEngine::gather(Call& call, Shards& plan, const Chunk& x, int r, ar_e
     if (const int32_t s = good(c, r, "copying from the host", e)) return s;
   }
   plan.last_gathered[r] = x.slot;
-  return comm_.record(lane.gathered[x.slot], r, lane.receive, e);
+  return comm_.publish(lane.gathered[x.slot], Told::gathered, x.slot, r, lane.receive, e);
 }
 
 template <class T, class W>
 int32_t CopyEngine::store(Call& call, const Shards& plan, const Chunk& x, int r, ar_error* e) {
+  if (!comm_.local(r)) return AR_OK;
   const Part& part = call.parts[static_cast<size_t>(r)];
   Lane& lane = *call.lane[r];
   if (const int32_t s = use_device(r, e)) return s;

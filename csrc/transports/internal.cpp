@@ -16,12 +16,16 @@ constexpr int64_t kLLUpTo = 64 << 10;                      // wire bytes
 constexpr int64_t kLLRegion = 256 << 10;                   // both slots: 64 KiB of data doubled by flags, twice
 constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
 constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
+// Epochs of LL and of plain blocks, and the counter of signatures on a line of its own.
+constexpr int64_t kEpochBytes = (2 * kMaxBlocks + 32) * static_cast<int64_t>(sizeof(uint32_t));
 constexpr int64_t kPinned = kLLRegion + kPlainRegion + kFlagRegion;
-static_assert(kPinned <= 4 << 20, "spec 2.1: at most 4 MiB pinned per GPU");
+static_assert(kPinned <= kSharedInternal, "spec 2.1: at most 4 MiB pinned per GPU");
 
 class Internal final : public Transport {
  public:
-  explicit Internal(Comm& comm) : comm_(comm), launches_(comm), missing_(launches_.too_old("internal")) {}
+  explicit Internal(Comm& comm) : comm_(comm), launches_(comm, AR_PATH_INTERNAL), missing_(launches_.too_old("internal")) {
+    if (comm.far()) missing_ = "path internal goes through memory of one host, and the ranks are on several";
+  }
 
   const std::string& missing() const override { return missing_; }
   const char* refuses(int32_t type, int32_t wire, int32_t) const override {
@@ -41,30 +45,32 @@ class Internal final : public Transport {
     for (int r = 0; r < n; r++) {
       void* host = nullptr;
       void* device = nullptr;
-      if (const int32_t s = comm_.allocate_pinned(r, kPinned, &host, &device, e)) return s;
-      std::memset(host, 0, kPinned);
+      if (const int32_t s = comm_.staging(AR_PATH_INTERNAL, r, r * kSharedInternal, kPinned, &host, &device, e)) return s;
       char* at = static_cast<char*>(device);
       wire_[r].ll = at;
       wire_[r].plain = at + kLLRegion;
       wire_[r].flags = reinterpret_cast<uint32_t*>(at + kLLRegion + kPlainRegion);
+      if (!comm_.local(r)) continue;
+      std::memset(host, 0, kPinned);
       if (comm_.first_epoch() != 0) {
         // As after so many epochs: the flags stand where the counters do.
         auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + kLLRegion + kPlainRegion);
         for (int b = 0; b < kMaxBlocks; b++) flags[b * kFlagStride] = comm_.first_epoch();
       }
-      // Epochs: one per block for LL, one per block for plain. Put there by a copy that has ended when this returns.
+      // Put there by a copy that has ended when this returns.
       void* epochs = nullptr;
-      if (const int32_t s = comm_.allocate_device(r, 2 * kMaxBlocks * sizeof(uint32_t), &epochs, e)) return s;
-      uint32_t first[2 * kMaxBlocks];
+      if (const int32_t s = comm_.allocate_device(r, kEpochBytes, &epochs, e)) return s;
+      uint32_t first[kEpochBytes / sizeof(uint32_t)];
       for (uint32_t& f : first) f = comm_.first_epoch();
       const Code c = copy_blocking(epochs, first, sizeof(first), CopyKind::host_to_device);
       if (c != kOk) return comm_.runtime_error(c, r, "setting epochs", e);
       epochs_[r] = static_cast<uint32_t*>(epochs);
+      comm_.set_counter(r, epochs_[r] + 2 * kMaxBlocks);
     }
     int resident[kMaxRanks];
     std::fill(resident, resident + kMaxRanks, 1 << 30);
     if (const int32_t s = launches_.load<Exchange>(resident, e)) return s;
-    for (int r = 0; r < n; r++) {
+    for (int r : comm_.locals()) {
       const int locals = launches_.locals(r);
       if (locals * blocks_ <= resident[r]) continue;
       missing_ = "path internal needs " + std::to_string(locals) + " ranks x " + std::to_string(blocks_) +
@@ -84,7 +90,7 @@ class Internal final : public Transport {
 
   void memory(int r, int64_t* device, int64_t* pinned) const override {
     if (wire_[r].ll == nullptr) return;
-    *device = 2 * kMaxBlocks * sizeof(uint32_t);
+    *device = kEpochBytes;
     *pinned = kPinned;
   }
 

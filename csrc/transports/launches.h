@@ -10,12 +10,12 @@ namespace AR_NS {
 
 class Launches {
  public:
-  explicit Launches(Comm& comm) : comm_(comm) {
-    for (int r = 0; r < comm.world(); r++) {
+  Launches(Comm& comm, int path) : comm_(comm), path_(path), lead_(static_cast<size_t>(comm.world()), -1) {
+    for (int r : comm.locals()) {
       int lead = r;
-      for (int q = r - 1; q >= 0; q--)
-        if (comm.rank(q).device == comm.rank(r).device) lead = q;
-      lead_.push_back(lead);
+      for (int q : comm.locals())
+        if (q < lead && comm.rank(q).device == comm.rank(r).device) lead = q;
+      lead_[static_cast<size_t>(r)] = lead;
     }
   }
   bool leads(int r) const { return lead_[static_cast<size_t>(r)] == r; }
@@ -23,7 +23,7 @@ class Launches {
 
   // Why kernels of these blocks cannot run here, "" if they can.
   std::string too_old(const char* path) const {
-    for (int r = 0; r < comm_.world(); r++) {
+    for (int r : comm_.locals()) {
       const DeviceInfo& d = comm_.rank(r).info;
       if (d.cc_major < 7)
         return std::string("path ") + path +
@@ -38,7 +38,7 @@ class Launches {
   // resident[lead] to the blocks that its device holds at once.
   template <template <class, class> class K>
   int32_t load(int* resident, ar_error* e) const {
-    for (int r = 0; r < comm_.world(); r++) {
+    for (int r : comm_.locals()) {
       if (!leads(r)) continue;
       Code c = set_device(comm_.rank(r).device);
       for_all_types([&](auto t, auto w) {
@@ -57,7 +57,9 @@ class Launches {
   template <class K>
   void fill(const Call& call, K* k) const {
     k->count = call.count;
-    k->abort = comm_.board().abort_device;
+    k->abort = comm_.abort_word();
+    k->aborts = comm_.abort_base();
+    k->abort_words = comm_.aborts();
     k->timeout_ns = comm_.timeout_ns();
     k->finish_ = finish_for(call, comm_.world());
     k->world = comm_.world();
@@ -84,7 +86,8 @@ class Launches {
         local.absent = p.absent;
         local.rank = r;
         local.epochs = epochs(r);
-        local.records = comm_.board().records_device[r];
+        local.records = comm_.board()->records[r];
+        local.signature = comm_.signature(call, path_, r);
         if (p.stream == stream) continue;
         if (const int32_t s = comm_.record(call.lane[r]->ready, r, p.stream, e)) return s;
         if (const int32_t s = comm_.await(join, r, stream, call.lane[r]->ready, e)) return s;
@@ -110,6 +113,7 @@ class Launches {
  private:
   static constexpr int kEarlyLaunch = 9;  // compute capability with programmatic dependent launch
   Comm& comm_;
+  int path_;
   std::vector<int> lead_;
 };
 

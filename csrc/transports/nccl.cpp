@@ -64,7 +64,10 @@ struct NcclRanks {
   ar::nccl::Library lib;
   ar::nccl::Comm comm[kMaxRanks] = {};
   int device[kMaxRanks] = {};
-  int n = 0;
+  int n = 0;                // ranks in all
+  std::vector<int> locals;  // of this process
+  bool given = false;       // the id is another process's, or for them
+  ar::nccl::UniqueId id{};
   std::mutex mutex;
   std::condition_variable cv;
   bool made = false;
@@ -91,20 +94,20 @@ struct HostCall {
 // A thread for each rank: every call returns only when the graphs are gone, and no rank may wait for another one's.
 void abort_ranks(const std::shared_ptr<NcclRanks>& x) {
   if (x->aborted.exchange(true)) return;
-  for (int r = 0; r < x->n; r++)
+  for (int r : x->locals)
     if (x->comm[r] != nullptr) quiet_thread([x, r] { x->lib.api.CommAbort(x->comm[r]); }).detach();
 }
 
 // The whole of initialisation, on a thread of its own.
 void make_ranks(std::shared_ptr<NcclRanks> x) {
   const ar::nccl::Api& api = x->lib.api;
-  ar::nccl::UniqueId id;
-  int result = api.GetUniqueId(&id);
+  int result = x->given ? ar::nccl::kSuccess : api.GetUniqueId(&x->id);
   if (result == ar::nccl::kSuccess) result = api.GroupStart();
-  for (int r = 0; r < x->n && result == ar::nccl::kSuccess; r++) {
+  for (int r : x->locals) {
+    if (result != ar::nccl::kSuccess) break;
     ar::nccl::Config config;
     set_device(x->device[r]);
-    result = api.CommInitRankConfig(&x->comm[r], x->n, id, r, &config);
+    result = api.CommInitRankConfig(&x->comm[r], x->n, x->id, r, &config);
   }
   const int ended = api.GroupEnd();
   if (result == ar::nccl::kSuccess) result = ended;
@@ -121,9 +124,9 @@ void make_ranks(std::shared_ptr<NcclRanks> x) {
 class Nccl final : public Transport {
  public:
   Nccl(Comm& comm, const NcclOptions& options) : comm_(comm), n_(comm.world()) {
-    for (int r = 0; r < n_; r++)
+    for (int r : comm.locals())
       for (int q = 0; q < r; q++)
-        if (comm.rank(q).device == comm.rank(r).device) {
+        if (comm.local(q) && comm.rank(q).device == comm.rank(r).device) {
           missing_ = "NCCL refuses two ranks on one GPU: ranks " + std::to_string(q) + " and " + std::to_string(r) +
                      " share device " + std::to_string(comm.rank(r).device);
           return;
@@ -132,6 +135,12 @@ class Nccl final : public Transport {
       missing_ = kSimulated ? "emulated devices have no NCCL unless GGML_CUDA_NCCL_LIB names the emulated one"
                             : "no NCCL was named";
       return;
+    }
+    if (comm.split()) {
+      if (kSimulated) missing_ = "the emulated NCCL serves one process";
+      if (!kSimulated && options.id == nullptr) missing_ = "there is no NCCL id that the processes share";
+      if (!missing_.empty()) return;
+      std::memcpy(&id_, options.id, sizeof(id_));
     }
     lib_ = ar::nccl::find(options.path, kSimulated, emulated_nccl_host(), options.p2p_disable);
     missing_ = lib_.missing;
@@ -147,7 +156,7 @@ class Nccl final : public Transport {
     if (comm_.graphs() > 0 || eager_runs()) abort_ranks(ranks_);
     if (ranks_->aborted) return;
     quiet_thread([ranks = std::move(ranks_)] {
-      for (int r = 0; r < ranks->n; r++)
+      for (int r : ranks->locals)
         if (ranks->comm[r] != nullptr) ranks->lib.api.CommDestroy(ranks->comm[r]);
     }).detach();
   }
@@ -173,10 +182,12 @@ class Nccl final : public Transport {
     const bool packed = call.wire != call.type || call.strided;
     if (packed)
       if (const int32_t s = need_buffer(std::min(call.count * size, kLargestBuffer), e)) return s;
-    const int64_t step = packed ? kLargestBuffer / size : call.count;
+    // Other processes pack or do not, by their layouts: all go in the same pieces.
+    const int64_t step = packed || comm_.split() ? kLargestBuffer / size : call.count;
     call.enqueued = true;
     const HostCall timed(*ranks_);
     watch(call.captured);
+    if (const int32_t s = comm_.sign(call, AR_PATH_NCCL, e)) return s;
     if (const int32_t s = mark(call, true, e)) return s;
     for (int64_t first = 0; first < call.count; first += step) {
       const int64_t end = std::min(call.count, first + step);
@@ -207,7 +218,10 @@ class Nccl final : public Transport {
     auto x = std::make_shared<NcclRanks>();
     x->lib = lib_;
     x->n = n_;
-    for (int r = 0; r < n_; r++) x->device[r] = comm_.rank(r).device;
+    x->locals = comm_.locals();
+    x->given = comm_.split();
+    x->id = id_;
+    for (int r : x->locals) x->device[r] = comm_.rank(r).device;
     if (marks_ == nullptr)
       if (const int32_t s = make_marks(e)) return s;
     quiet_thread([x] { make_ranks(x); }).detach();
@@ -226,9 +240,9 @@ class Nccl final : public Transport {
 
   int32_t make_marks(ar_error* e) {
     void *host = nullptr, *device = nullptr;
-    if (const int32_t s = comm_.allocate_pinned(0, n_ * kMarkBytes, &host, &device, e)) return s;
+    if (const int32_t s = comm_.allocate_pinned(comm_.locals()[0], n_ * kMarkBytes, &host, &device, e)) return s;
     std::memset(host, 0, static_cast<size_t>(n_ * kMarkBytes));
-    for (int r = 0; r < n_; r++) {
+    for (int r : comm_.locals()) {
       Code c = set_device(comm_.rank(r).device);
       if (c == kOk) c = load_kernel<StreamMark>();
       if (c != kOk) return comm_.runtime_error(c, r, "loading the mark kernel", e);
@@ -244,12 +258,12 @@ class Nccl final : public Transport {
     while (size < bytes) size *= 2;
     const size_t mark = comm_.storage_mark();
     void* made[kMaxRanks] = {};
-    for (int r = 0; r < n_; r++)
+    for (int r : comm_.locals())
       if (const int32_t s = comm_.allocate_device(r, size, &made[r], e)) {
         comm_.storage_rollback(mark);
         return s;
       }
-    for (int r = 0; r < n_; r++) buffer_[r] = static_cast<char*>(made[r]);
+    for (int r : comm_.locals()) buffer_[r] = static_cast<char*>(made[r]);
     buffer_bytes_ = size;
     held_ += size;
     comm_.note_allocation();
@@ -258,7 +272,7 @@ class Nccl final : public Transport {
 
   int32_t piece(Call& call, bool packed, int64_t first, int64_t end, ar_error* e) {
     const int64_t bytes = (end - first) * type_size(call.wire);
-    for (int r = 0; r < n_; r++) {
+    for (int r : comm_.locals()) {
       const Part& part = call.parts[static_cast<size_t>(r)];
       if (!packed && !part.absent) continue;
       Code c = set_device(comm_.rank(r).device);
@@ -270,7 +284,8 @@ class Nccl final : public Transport {
     const ar::nccl::Api& api = lib_.api;
     int result = api.GroupStart();
     int at = -1;
-    for (int r = 0; r < n_ && result == ar::nccl::kSuccess; r++) {
+    for (int r : comm_.locals()) {
+      if (result != ar::nccl::kSuccess) break;
       const Part& part = call.parts[static_cast<size_t>(r)];
       char* recv = packed ? buffer_[r] : part.recv.base + first * type_size(call.type);
       const char* send = packed || part.absent ? recv : part.send.base + first * type_size(call.type);
@@ -281,7 +296,8 @@ class Nccl final : public Transport {
     const int ended = api.GroupEnd();
     if (result != ar::nccl::kSuccess) return nccl_error(result, at, "ncclAllReduce", e);
     if (ended != ar::nccl::kSuccess) return nccl_error(ended, -1, "ncclGroupEnd", e);
-    for (int r = 0; r < n_ && packed; r++) {
+    for (int r : comm_.locals()) {
+      if (!packed) break;
       Code c = set_device(comm_.rank(r).device);
       if (c == kOk) c = scatter(call, call.parts[static_cast<size_t>(r)], buffer_[r], first, end);
       if (c != kOk) return comm_.runtime_error(c, r, "unpacking for NCCL", e);
@@ -330,7 +346,7 @@ class Nccl final : public Transport {
 
   int32_t mark(Call& call, bool start, ar_error* e) {
     std::lock_guard<std::mutex> lock(watch_mutex_);
-    for (int r = 0; r < n_; r++) {
+    for (int r : comm_.locals()) {
       const Stream stream = call.parts[static_cast<size_t>(r)].stream;
       Code c = set_device(comm_.rank(r).device);
       if (c == kOk && call.captured) {
@@ -386,7 +402,7 @@ class Nccl final : public Transport {
       const int64_t now = now_ns(), since = ranks_->since;
       bool expired = since != 0 && now - since > limit, any_eager = since != 0, any_replay = comm_.graphs() > 0;
       uint32_t running = 0;  // ranks, by bit
-      for (int r = 0; r < n_; r++) {
+      for (int r : comm_.locals()) {
         bool begun = false, ended = true;
         if (outstanding_ &&
             (event_query(begun_[r].event, &begun) != kOk || event_query(ended_[r].event, &ended) != kOk))
@@ -410,6 +426,7 @@ class Nccl final : public Transport {
 
   Comm& comm_;
   const int n_;
+  ar::nccl::UniqueId id_{};
   ar::nccl::Library lib_;
   std::string missing_;
   std::shared_ptr<NcclRanks> ranks_;
@@ -427,6 +444,21 @@ class Nccl final : public Transport {
 };
 
 }  // namespace
+
+static_assert(sizeof(ar::nccl::UniqueId) == AR_NCCL_ID_BYTES, "ncclUniqueId");
+
+int32_t nccl_id(const char* path, int32_t p2p_disable, uint8_t* out, ar_error* e) {
+  if (kSimulated) return fail(e, AR_ERR_UNSUPPORTED, {}, "the emulated NCCL serves one process");
+  if (path == nullptr || *path == 0) return fail(e, AR_ERR_UNSUPPORTED, {}, "no NCCL was named");
+  const ar::nccl::Library lib = ar::nccl::find(path, kSimulated, emulated_nccl_host(), p2p_disable != 0);
+  if (!lib.missing.empty()) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", lib.missing.c_str());
+  ar::nccl::UniqueId id;
+  const int result = lib.api.GetUniqueId(&id);
+  if (result != ar::nccl::kSuccess)
+    return fail(e, AR_ERR_NCCL, {-1, -1, result}, "ncclGetUniqueId: %s", lib.api.GetErrorString(result));
+  std::memcpy(out, &id, sizeof(id));
+  return AR_OK;
+}
 
 std::unique_ptr<Transport> make_nccl(Comm& comm, const NcclOptions& options) {
   return std::make_unique<Nccl>(comm, options);

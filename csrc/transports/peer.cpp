@@ -31,10 +31,11 @@ constexpr int64_t kRingAlign = 128;  // no two blocks write one line
 
 class Peer final : public Transport {
  public:
-  Peer(Comm& comm, bool allowed) : comm_(comm), launches_(comm) {
+  Peer(Comm& comm, bool allowed) : comm_(comm), launches_(comm, AR_PATH_PEER) {
     missing_ = launches_.too_old("peer");
     if (!allowed) missing_ = "peer access is neither proven nor trusted";
     if (comm.world() == 1) missing_ = "one rank has no peers";
+    if (comm.split()) missing_ = "path peer does not cross processes yet";
     for (int r = 0; r < comm.world() && missing_.empty(); r++)
       for (int q = 0; q < comm.world() && missing_.empty(); q++) {
         const int a = comm.rank(r).device, b = comm.rank(q).device;

@@ -20,7 +20,7 @@ struct Part {
 };
 
 struct Call {
-  std::vector<Part>& parts;  // by rank
+  std::vector<Part>& parts;  // by rank; of ranks of other processes nothing is known
   int64_t count = 0;
   int32_t type = 0, wire = 0, op = 0;
   bool strided = false;
@@ -32,7 +32,7 @@ struct Call {
 };
 
 // Turns checked buffers into a Call's parts.
-void fill_parts(const ar_buffer* bufs, std::vector<Part>& parts, Call& call);
+void fill_parts(const ar_buffer* bufs, const std::vector<int>& locals, std::vector<Part>& parts, Call& call);
 
 class Transport {
  public:
@@ -53,7 +53,8 @@ std::unique_ptr<Transport> make_copy_engine(Comm& comm);
 // allowed: peer access was proven, or is trusted.
 std::unique_ptr<Transport> make_peer(Comm& comm, bool allowed);
 struct NcclOptions {
-  std::string path;  // "": no NCCL
+  std::string path;              // "": no NCCL
+  const uint8_t* id = nullptr;  // across processes: made by one of them
   bool p2p_disable = false;
 };
 std::unique_ptr<Transport> make_nccl(Comm& comm, const NcclOptions& options);

@@ -56,6 +56,12 @@ type Options struct {
 	NCCLNoPeer    bool   // NCCL must not use peer access
 	FirstEpoch    uint32 // for tests of wrap-around
 	Peer          bool   // path peer may be used: peer access was proven, or is trusted
+
+	// One communicator over several processes: the ranks of this one, ascending (empty: all), the file they share (-1: none,
+	// they are on several hosts), and NCCL's id (nil: no NCCL).
+	Ranks    []int32
+	SharedFD int
+	NCCLID   []byte
 }
 
 // Stats mirrors ar_stats in Go terms.

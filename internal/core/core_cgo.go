@@ -119,6 +119,21 @@ func CreateComm(o Options) (*Comm, *Error) {
 	if o.NoOp {
 		opts.noop = 1
 	}
+	if len(o.Ranks) > 0 {
+		if len(o.Ranks) > world {
+			return nil, newError(StatusArgument, fmt.Sprintf("%d ranks of %d are here", len(o.Ranks), world))
+		}
+		ranks := (*[MaxRanks]C.int32_t)(C.calloc(MaxRanks, C.sizeof_int32_t))
+		defer C.free(unsafe.Pointer(ranks))
+		for i, r := range o.Ranks {
+			ranks[i] = C.int32_t(r)
+		}
+		opts.locals, opts.ranks, opts.shared_fd = C.int32_t(len(o.Ranks)), &ranks[0], C.int32_t(o.SharedFD)
+		if o.NCCLID != nil {
+			opts.nccl_id = (*C.uint8_t)(C.CBytes(o.NCCLID))
+			defer C.free(unsafe.Pointer(opts.nccl_id))
+		}
+	}
 	c := new(Comm)
 	e := blank()
 	var p *C.ar_comm
@@ -127,6 +142,35 @@ func CreateComm(o Options) (*Comm, *Error) {
 	}
 	c.p = p
 	return c, nil
+}
+
+// SharedBytes is ar_shared_bytes: the size of the file that the processes of a communicator share.
+func SharedBytes(world int, ringBytes int64) int64 {
+	opts := C.ar_options{world: C.int32_t(world), ring_bytes: C.int64_t(ringBytes)}
+	return int64(C.ar_shared_bytes(&opts))
+}
+
+// NCCLID is ar_nccl_id: what lets processes that all have it meet in NCCL.
+func NCCLID(backend int32, library string, noPeer bool) ([]byte, *Error) {
+	name := C.CString(library)
+	defer C.free(unsafe.Pointer(name))
+	var disable C.int32_t
+	if noPeer {
+		disable = 1
+	}
+	var id [C.AR_NCCL_ID_BYTES]C.uint8_t
+	e := blank()
+	if err := convert(C.ar_nccl_id(C.int32_t(backend), name, disable, &id[0], &e), &e); err != nil {
+		return nil, err
+	}
+	return C.GoBytes(unsafe.Pointer(&id[0]), C.AR_NCCL_ID_BYTES), nil
+}
+
+// Lose is ar_comm_lose: ends the communicator on all its ranks, since one is gone.
+func (c *Comm) Lose(rank int, text string) {
+	t := C.CString(text)
+	defer C.free(unsafe.Pointer(t))
+	C.ar_comm_lose(c.p, C.int32_t(rank), t, nil)
 }
 
 // HasPath is ar_comm_has_path: whether a path exists for this communicator, and if not, why.

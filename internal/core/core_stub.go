@@ -37,6 +37,15 @@ type Comm struct{}
 // CreateComm fails without the C core.
 func CreateComm(Options) (*Comm, *Error) { return nil, absent }
 
+// SharedBytes is 0 without the C core.
+func SharedBytes(int, int64) int64 { return 0 }
+
+// NCCLID fails without the C core.
+func NCCLID(int32, string, bool) ([]byte, *Error) { return nil, absent }
+
+// Lose does nothing without the C core.
+func (*Comm) Lose(int, string) {}
+
 // HasPath is false without the C core.
 func (*Comm) HasPath(int32) (bool, string) { return false, absent.Message }
 

@@ -22,6 +22,7 @@ var (
 	ErrDeviceLost    = errors.New("allreduce: device lost")
 	ErrDeadlock      = errors.New("allreduce: deadlock")
 	ErrHazard        = errors.New("allreduce: hazard")
+	ErrPeerLost      = errors.New("allreduce: a rank's process is gone")
 )
 
 // Status is ar_status. StatusNoCgo and StatusPlatform are this package's own, for builds without the C core.
@@ -46,6 +47,7 @@ const (
 	StatusDeadlock      Status = 14
 	StatusPending       Status = 15
 	StatusHazard        Status = 16
+	StatusPeerLost      Status = 17
 
 	StatusNoCgo    Status = -1
 	StatusPlatform Status = -2
@@ -67,6 +69,7 @@ var sentinels = map[Status]error{
 	StatusDeviceLost:    ErrDeviceLost,
 	StatusDeadlock:      ErrDeadlock,
 	StatusHazard:        ErrHazard,
+	StatusPeerLost:      ErrPeerLost,
 	StatusNoCgo:         ErrNoCgo,
 	StatusPlatform:      ErrPlatform,
 }

@@ -33,6 +33,7 @@ var (
 	_ = one[Paths-C.AR_PATHS]
 	_ = one[MaxEmulatedDevices-C.AR_EMULATED_MAX_DEVICES]
 	_ = one[StatusPending-C.AR_ERR_PENDING]
+	_ = one[StatusPeerLost-C.AR_ERR_PEER_LOST]
 	_ = one[PathNCCL-C.AR_PATH_NCCL]
 	_ = one[BenchCounters-C.AR_BENCH_COUNTERS]
 	_ = one[BackendEmulated-C.AR_BACKEND_EMULATED]
