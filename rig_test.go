@@ -18,9 +18,17 @@ import (
 
 func TestMain(m *testing.M) { testbackend.Main(m) }
 
+// tester is a *testing.T or a *rapid.T.
+type tester interface {
+	require.TestingT
+	Helper()
+	Fatalf(format string, args ...any)
+	Cleanup(f func())
+}
+
 // rig is a communicator with a stream per rank. Everything it makes it frees at the end of the test.
 type rig struct {
-	t       *testing.T
+	t       tester
 	d       device.Driver
 	comm    *allreduce.Comm
 	devices []int
@@ -28,7 +36,7 @@ type rig struct {
 }
 
 // newRig makes a communicator for cfg on a driver's devices; cfg.Devices says which, else Ranks.
-func newRig(t *testing.T, d device.Driver, cfg allreduce.Config) *rig {
+func newRig(t tester, d device.Driver, cfg allreduce.Config) *rig {
 	t.Helper()
 	cfg.Backend = allreduce.Backend(d.Backend())
 	comm, err := allreduce.New(cfg)
