@@ -78,6 +78,7 @@ type job struct {
 	op           allreduce.Op
 	count        int
 	kind         reference.Kind
+	data         [][]byte // [rank] packed, instead of a kind
 	seed         uint64
 	inPlace      bool
 	absent       []int
@@ -144,7 +145,11 @@ func (r *rig) setUp(j job) *prepared {
 	}
 	for rank := range ranks {
 		inputs[rank] = make([]byte, j.count*j.typ.Size())
-		reference.Fill(inputs[rank], j.kind, reference.Type(j.typ), j.seed, rank)
+		if j.data != nil {
+			copy(inputs[rank], j.data[rank])
+		} else {
+			reference.Fill(inputs[rank], j.kind, reference.Type(j.typ), j.seed, rank)
+		}
 		host := bytes.Repeat([]byte{guardByte}, int(p.bytes))
 		recv := r.malloc(rank, p.bytes)
 		send := recv
