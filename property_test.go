@@ -23,8 +23,9 @@ func TestAnyReduction(t *testing.T) {
 }
 
 func anyReduction(t *rapid.T, d device.Driver) {
-	cfg := anyCommunicator(t)
-	require.NoError(t, device.Configure(anyMachine(t, len(cfg.Devices)), true))
+	access := rapid.Bool().Draw(t, "peer access")
+	cfg := anyCommunicator(t, access)
+	require.NoError(t, device.Configure(anyMachine(t, len(cfg.Devices), access), true))
 	r := newRig(t, d, cfg)
 	var jobs []*prepared
 	var before [][][]byte // what each Recv held
@@ -62,12 +63,16 @@ func anyReduction(t *rapid.T, d device.Driver) {
 }
 
 // anyCommunicator draws settings. Devices has one entry per rank.
-func anyCommunicator(t *rapid.T) allreduce.Config {
+func anyCommunicator(t *rapid.T, access bool) allreduce.Config {
 	ranks := rapid.IntRange(1, 8).Draw(t, "ranks")
 	devices := rapid.OneOf(rapid.Just(ranks), rapid.IntRange(1, ranks)).Draw(t, "devices")
+	algorithms := []allreduce.Algorithm{allreduce.AlgorithmAuto, allreduce.AlgorithmInternal, allreduce.AlgorithmCopyEngine}
+	if access && devices > 1 {
+		algorithms = append(algorithms, allreduce.AlgorithmPeer, allreduce.AlgorithmPeer)
+	}
 	cfg := allreduce.Config{
-		Algorithm: rapid.SampledFrom([]allreduce.Algorithm{allreduce.AlgorithmAuto, allreduce.AlgorithmInternal,
-			allreduce.AlgorithmCopyEngine}).Draw(t, "algorithm"),
+		Algorithm: rapid.SampledFrom(algorithms).Draw(t, "algorithm"),
+		P2P:       allreduce.P2PTrust,
 		Wire: rapid.SampledFrom([]allreduce.WireChoice{allreduce.WireF32, allreduce.WireAuto, allreduce.WireBF16,
 			allreduce.WireF16}).Draw(t, "wire"),
 		CEMinBytes:     rapid.SampledFrom([]int64{1, 10000, 512 << 10}).Draw(t, "CE from"),
@@ -83,8 +88,11 @@ func anyCommunicator(t *rapid.T) allreduce.Config {
 
 // anyMachine draws a machine and the schedule it runs by. The slower a link, the smaller what two-shot serves, and the less of
 // it the link's rank owns.
-func anyMachine(t *rapid.T, devices int) device.Machine {
+func anyMachine(t *rapid.T, devices int, access bool) device.Machine {
 	m := device.DefaultMachine(devices)
+	if access {
+		m = peersMachine(devices)
+	}
 	m.Drive = rapid.SampledFrom([]device.Drive{device.Stepped, device.Stepped, device.Stepped, device.Background}).Draw(t, "drive")
 	m.Schedule = rapid.SampledFrom([]device.Schedule{device.FIFO, device.Random, device.Adversarial, device.Priorities}).Draw(t, "schedule")
 	m.Seed = rapid.Uint64Range(1, 1<<20).Draw(t, "seed")
@@ -92,6 +100,7 @@ func anyMachine(t *rapid.T, devices int) device.Machine {
 	for i := range m.Devices {
 		gbs := slowest * rapid.SampledFrom([]float64{1, 1, 2, 20}).Draw(t, "link")
 		m.Devices[i].H2DGBs, m.Devices[i].D2HGBs, m.Devices[i].DuplexGBs = gbs, gbs, gbs
+		m.Devices[i].ResidentBlocks = 2048 // eight ranks of path peer
 	}
 	return m
 }
