@@ -63,7 +63,7 @@ func TestCreateCloseLeavesNothing(t *testing.T) {
 	const rounds = 100
 	// glibc would take blocks of some MiB from its heap once it has freed the first of them, and the heap of an emulated
 	// machine then grows to half a gigabyte of holes.
-	if _, outside := inAnotherProcess(t, "^TestCreateCloseLeavesNothing$", "MALLOC_MMAP_THRESHOLD_=131072"); outside {
+	if _, outside := inAnotherProcess(t, "^TestCreateCloseLeavesNothing$"); outside {
 		return
 	}
 	testbackend.Each(t, 2, func(t *testing.T, d device.Driver) {
