@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -23,6 +24,9 @@ func perfAndReport(ctx context.Context, s streams, f *perfFlags, job *perfJob) e
 		}
 	}
 	report := newPerfReport(job)
+	if silent(job.rank) {
+		s.out = io.Discard
+	}
 	printer := newPerfPrinter(s, f, job)
 	start := time.Now()
 	err := job.run(ctx, f, report, printer)
@@ -56,7 +60,7 @@ func (r *perfReport) right() bool {
 
 // run measures everything that was asked for; the report holds whatever was done when it fails.
 func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, printer *perfPrinter) error {
-	driver, note, err := pickBackend(j.Backend, j.Ranks, j.Devices)
+	driver, note, err := pickBackend(j.Backend, ranksHere(j.rank, j.Ranks), j.Devices)
 	if err != nil {
 		return err
 	}
@@ -72,7 +76,7 @@ func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, pri
 	if f.timeline != "" && driver.Backend() != device.Emulated {
 		return errors.New("--timeline needs emulated devices for now: --backend emulated")
 	}
-	rig, err := openRig(driver, j, j.Libraries[0])
+	rig, err := openRig(ctx, driver, j, j.Libraries[0])
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,6 @@ type runFlags struct {
 	jsonFile                string
 	in                      []string
 	out                     string
-	launch                  int
 }
 
 // runJob is the same, checked and read: what to reduce, and how.
@@ -82,12 +81,6 @@ The GGML_CUDA_* environment variables choose paths and wires; "allreduce env" li
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			changed := cmd.Flags().Changed
-			if changed("launch") {
-				if changed("ranks") && f.ranks != f.launch {
-					return fmt.Errorf("--ranks %d with --launch %d; allowed: one rank per process", f.ranks, f.launch)
-				}
-				return launch(cmd.Context(), s, f.launch, flagsAgain(cmd, "launch", "ranks"))
-			}
 			job, err := f.job(changed)
 			if err != nil {
 				return err
@@ -99,7 +92,6 @@ The GGML_CUDA_* environment variables choose paths and wires; "allreduce env" li
 	flags.SortFlags = false
 	flags.Var(newChoice(&f.backend, "auto", "auto", "cuda", "emulated"), "backend", "`devices` to use: auto (GPUs, else emulated), cuda or emulated")
 	flags.IntVar(&f.ranks, "ranks", 2, "`number` of ranks, 1 to 8")
-	flags.IntVar(&f.launch, "launch", 0, "start this `number` of processes, one rank each, instead of having all ranks in this one")
 	flags.StringVar(&f.devices, "devices", "", "device of each rank, a `list` such as 0,1 (default: rank i on device i)")
 	flags.Var(newChoice(&f.typ, "f32", "f32", "f16", "bf16"), "type", "element `type`: f32, f16 or bf16")
 	flags.Var(newChoice(&f.op, "sum", "sum", "avg"), "op", "`operation`: sum or avg")
@@ -115,6 +107,7 @@ The GGML_CUDA_* environment variables choose paths and wires; "allreduce env" li
 	flags.StringVar(&f.out, "out", "", ".npy `file` for the result of --in")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON object")
 	flags.StringVar(&f.jsonFile, "json-file", "", "write the JSON object to this `file` as well")
+	addLaunch(cmd, s, "ranks")
 	return cmd
 }
 
@@ -135,15 +128,9 @@ func (f *runFlags) job(changed func(string) bool) (*runJob, error) {
 	} else if f.out != "" {
 		return nil, errors.New("--out needs --in, once per rank")
 	}
-	rank, err := launchedRank()
-	if err != nil {
+	var err error
+	if j.rank, err = joinLaunched(&j.ranks, changed("ranks") || len(f.in) > 0); err != nil {
 		return nil, err
-	}
-	if j.rank = rank; rank != nil {
-		if (changed("ranks") || len(f.in) > 0) && j.ranks != rank.World {
-			return nil, fmt.Errorf("%d ranks are asked for and %d processes were launched; allowed: one rank per process", j.ranks, rank.World)
-		}
-		j.ranks = rank.World
 	}
 	if j.ranks < 1 || j.ranks > maxRanks {
 		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 1 to %d", j.ranks, maxRanks)
@@ -225,7 +212,7 @@ func (j *runJob) readInputs(paths []string, typeGiven bool) error {
 // runAndReport runs the job and prints what came out, also where it could not be finished.
 func runAndReport(ctx context.Context, s streams, f *runFlags, job *runJob) error {
 	report := newRunReport(job)
-	if job.rank != nil && job.rank.Rank != 0 {
+	if silent(job.rank) {
 		s.out = io.Discard // rank 0 speaks, and writes the files
 		f = &runFlags{}
 		job.out = ""
