@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -158,7 +159,9 @@ func (r *perfRig) measureSizes(ctx context.Context, report *perfReport, printer 
 func (r *perfRig) measureCell(ctx context.Context, bytes int64, mode string) ([]perfRow, error) {
 	c := cell{bytes: bytes, mode: mode}
 	rows := make([]perfRow, len(r.ours))
-	for wire, members := range r.byWire(bytes) {
+	groups := r.byWire(bytes)
+	for _, wire := range slices.Sorted(maps.Keys(groups)) { // all processes in the same order
+		members := groups[wire]
 		list := slices.Clone(members.sides)
 		if r.job.VsNCCL {
 			s, err := r.ncclSide(allreduce.Type(wire))
