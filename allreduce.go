@@ -97,7 +97,11 @@ type lifetime struct {
 }
 
 // New makes a communicator of all ranks in this process. It allocates the pinned memory of the internal path (under 4 MiB
-// per rank); the copy engines' memory comes with the first large reduction, or with Prepare.
+// per rank) and, where peer access is proven, the peer path's (up to 32 MiB of device memory per rank); the copy engines'
+// memory comes with the first large reduction, or with Prepare.
+//
+// Where the driver grants peer access between GPUs and no verdict is known for this boot, New runs the allreduce command,
+// if it finds it, to prove it: about two seconds for each ordered pair, once a boot. Config.P2P says otherwise.
 //
 // It fails with ErrSetting for a Config field or an environment variable that is not allowed, ErrNoDevice where the
 // machine has no such device, ErrBackend where the build does not hold the backend, ErrNoCgo and ErrPlatform where it
@@ -132,10 +136,11 @@ func newComm(cfg Config) (*Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	peers, err := peerVerdict(backend, devices)
+	peers, err := lookAtPeers(&s, backend, devices)
 	if err != nil {
 		return nil, err
 	}
+	warnings = append(warnings, peers.warnings...)
 	links, warning := linkRates(backend, devices)
 	if warning != "" {
 		warnings = append(warnings, warning)
@@ -144,12 +149,13 @@ func newComm(cfg Config) (*Comm, error) {
 		Backend: int32(backend), Devices: devices, LinkGBs: links,
 		RingBytes: s.ringBytes, ChunkBytes: s.copyChunkBytes, Blocks: int32(s.blocks),
 		SpinTimeoutMs: int32(max(s.spinTimeout/time.Millisecond, 1)), NoOp: s.noop,
-		NCCLLib: ncclLibrary(&s, backend), NCCLNoPeer: s.p2p == P2POff,
+		NCCLLib: ncclLibrary(&s, backend), NCCLNoPeer: peers.forbidsNCCL(&s),
+		Peer: peers.allowed(&s),
 	})
 	if e != nil {
 		return nil, fromCore("", e)
 	}
-	caps := capabilitiesOf(handle, peers)
+	caps := capabilitiesOf(handle, &peers)
 	table, err := newRouteTable(&s, &caps, len(devices))
 	if err != nil {
 		handle.Free()

@@ -4,8 +4,8 @@
 //
 //   - internal: one small kernel per GPU through pinned host memory, for small reductions;
 //   - copy-engine: the GPUs' copy engines through a pinned ring, with no SM in the transfer, for large ones;
-//   - peer: direct loads and stores, where peer access is proven (not yet);
-//   - nccl: libnccl, opened at run time, for what the others cannot take (not yet).
+//   - peer: direct stores into the peers' memory, where peer access is proven;
+//   - nccl: libnccl, opened at run time, for what the others cannot take.
 //
 // A machine without a GPU runs the same code on emulated devices with a simulated clock (BackendEmulated).
 //

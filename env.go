@@ -27,7 +27,7 @@ const (
 	minRingBytes      = 1 << 20
 	maxRingBytes      = 256 << 20
 	minChunkBytes     = 64 << 10
-	maxBlocks         = 64
+	maxBlocks         = 128
 	maxTrace          = 1_000_000_000
 
 	defaultSpinTimeout = 10 * time.Second
@@ -97,8 +97,6 @@ type variable struct {
 const (
 	allowedBool  = "0, 1, true, false, on, off"
 	allowedBytes = "a byte count, K, M or G for 1024, 1024^2, 1024^3"
-	noPeerYet    = "there is no peer path yet"
-	noCacheYet   = "probe and tune, which write there, do not exist yet"
 )
 
 var variables = []variable{
@@ -150,13 +148,13 @@ var variables = []variable{
 		func(s *settings, v string) bool { return pick(wireNames, v, &s.wire) },
 		func(s *settings, c *Config) (any, bool) { return choose(wireNames, c.Wire, &s.wire) }},
 	{Variable{Name: "GGML_CUDA_AR_PEER_MIN_BYTES", Default: "measured", Field: "PeerMinBytes", Allowed: "0 and up, " + allowedBytes,
-		Help: "The smallest payload of the peer path, where peer access is proven.", NotYet: noPeerYet},
+		Help: "The smallest payload of the peer path, where peer access is proven."},
 		func(s *settings, v string) bool { return parseBytesIn(v, 0, math.MaxInt64, &s.peerMinBytes) },
 		func(s *settings, c *Config) (any, bool) {
 			return bytesIn(c.PeerMinBytes, 1, math.MaxInt64, &s.peerMinBytes)
 		}},
 	{Variable{Name: "GGML_CUDA_AR_PEER_MAX_BYTES", Default: "measured", Field: "PeerMaxBytes", Allowed: "1 and up, not below GGML_CUDA_AR_PEER_MIN_BYTES, " + allowedBytes,
-		Help: "The largest payload of the peer path, where peer access is proven.", NotYet: noPeerYet},
+		Help: "The largest payload of the peer path, where peer access is proven."},
 		func(s *settings, v string) bool { return parseBytesIn(v, 1, math.MaxInt64, &s.peerMaxBytes) },
 		func(s *settings, c *Config) (any, bool) {
 			return bytesIn(c.PeerMaxBytes, 1, math.MaxInt64, &s.peerMaxBytes)
@@ -180,7 +178,7 @@ var variables = []variable{
 		func(s *settings, c *Config) (any, bool) {
 			return bytesIn(c.RingBytes, minRingBytes, maxRingBytes, &s.ringBytes)
 		}},
-	{Variable{Name: "GGML_CUDA_AR_BLOCKS", Default: "0", Field: "Blocks", Allowed: "0 (as measured) to 64",
+	{Variable{Name: "GGML_CUDA_AR_BLOCKS", Default: "0", Field: "Blocks", Allowed: "0 (as measured) to 128",
 		Help: "The number of blocks of the internal and peer kernels."},
 		func(s *settings, v string) bool { return parseIntIn(v, 0, maxBlocks, &s.blocks) },
 		func(s *settings, c *Config) (any, bool) {
@@ -256,7 +254,7 @@ var variables = []variable{
 		func(s *settings, v string) bool { return parseText(v, &s.secretFile) },
 		func(s *settings, c *Config) (any, bool) { return textField(c.SecretFile, &s.secretFile) }},
 	{Variable{Name: "GGML_CUDA_AR_CACHE_DIR", Default: "$XDG_CACHE_HOME/allreduce", Field: "CacheDir", Allowed: "a folder's path",
-		Help: "The folder of the peer-access verdicts and of the machine file.", NotYet: noCacheYet},
+		Help: "The folder of the peer-access verdicts and of the machine file."},
 		func(s *settings, v string) bool { s.cacheDirGiven = true; return parseText(v, &s.cacheDir) },
 		func(s *settings, c *Config) (any, bool) {
 			s.cacheDirGiven = s.cacheDirGiven || c.CacheDir != ""
@@ -335,9 +333,6 @@ func loadSettings(cfg Config, environ []string) (settings, []string, error) {
 	if s.noop {
 		warnings = append(warnings, "GGML_CUDA_AR_NOOP=1: reductions move nothing, results are wrong on purpose")
 	}
-	if s.p2p == P2PTrust {
-		warnings = append(warnings, "GGML_CUDA_P2P=1: peer access is trusted without proof; wrong results or hangs are possible where the machine does not deliver it")
-	}
 	return s, warnings, nil
 }
 
@@ -413,7 +408,7 @@ func fieldAllowed(v *variable) string {
 	case "CopyChunkBytes":
 		return "ChunkByLink (-1), 0 (not set), 64K to half of RingBytes"
 	case "Blocks":
-		return "BlocksMeasured (-1), 0 (not set), 1 to 64"
+		return "BlocksMeasured (-1), 0 (not set), 1 to 128"
 	case "Trace":
 		return "TraceNone (-1), 0 (not set), 1 to 1000000000"
 	case "CEMinBytes", "NCCLMinBytes", "PeerMinBytes", "PeerMaxBytes":

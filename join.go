@@ -466,7 +466,7 @@ type capabilityAcross struct {
 // finish finds the paths that exist on every rank and allocates what they need.
 func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, backend Backend, devices []int32, worst verdict) (*Comm, error) {
 	me := p.rank.Rank
-	caps := capabilitiesOf(handle, worst)
+	caps := capabilitiesOf(handle, &peerAccess{verdict: worst})
 	var mine [numPaths]capabilityAcross
 	for path := range Path(numPaths) {
 		c := caps.of(path)

@@ -262,7 +262,7 @@ func (r *router) checkForced() error {
 	if forced == PathCopyEngine && !r.s.ce {
 		return newError("", ErrSetting, "%s contradicts GGML_CUDA_AR_CE=0", setting)
 	}
-	if c := r.caps.of(forced); !c.ok {
+	if c := r.caps.of(forced); !c.ok && (forced != PathPeer || r.proven) {
 		sentinel := ErrUnsupported
 		if forced == PathNCCL {
 			sentinel = ErrNCCL

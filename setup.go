@@ -109,39 +109,16 @@ func chooseDevices(s *settings, backend Backend) ([]int32, error) {
 	return list, nil
 }
 
-// peerVerdict is what is known about peer access between the devices. Nothing proves it yet, so the best is unproven.
-func peerVerdict(backend Backend, devices []int32) (verdict, error) {
-	pairs := false
-	for _, a := range devices {
-		for _, b := range devices {
-			if a == b {
-				continue
-			}
-			pairs = true
-			can, e := core.CanAccessPeer(int32(backend), int(a), int(b))
-			if e != nil {
-				return verdictDenied, fromCore("", e)
-			}
-			if !can {
-				return verdictDenied, nil
-			}
-		}
-	}
-	if !pairs {
-		return verdictOneDevice, nil
-	}
-	return verdictUnproven, nil
-}
-
 // capabilitiesOf asks the core which paths exist for a communicator.
-func capabilitiesOf(c *core.Comm, v verdict) capabilities {
+func capabilitiesOf(c *core.Comm, peers *peerAccess) capabilities {
 	of := func(p Path) capability {
 		ok, why := c.HasPath(int32(p))
 		return capability{ok: ok, why: why, types: servedTypes, wires: servedTypes, strided: true}
 	}
 	nccl := of(PathNCCL)
 	nccl.types, nccl.wires = ncclTypes, ncclTypes
-	return capabilities{internal: of(PathInternal), copyEngine: of(PathCopyEngine), peer: of(PathPeer), nccl: nccl, verdict: v}
+	return capabilities{internal: of(PathInternal), copyEngine: of(PathCopyEngine), peer: of(PathPeer), nccl: nccl,
+		verdict: peers.verdict, verdictWhy: peers.why}
 }
 
 // loggers gives the one for warnings and allocations (nil: silent) and the one for TRACE and NOOP, which go to standard

@@ -99,8 +99,8 @@ const (
 	PathNone       Path = 0 // nothing is exchanged: no elements, or one rank
 	PathInternal   Path = 1 // one kernel per GPU through mapped pinned host memory: small reductions
 	PathCopyEngine Path = 2 // copy engines through a pinned ring, no SM in the transfer: large reductions
-	PathPeer       Path = 3 // direct loads and stores between GPUs whose peer access is proven (not yet)
-	PathNCCL       Path = 4 // libnccl, opened at run time (not yet)
+	PathPeer       Path = 3 // direct stores between GPUs whose peer access is proven
+	PathNCCL       Path = 4 // libnccl, opened at run time
 
 	numPaths = 5
 )
@@ -240,7 +240,7 @@ type Config struct {
 	// Wire forces the wire of F32 payloads (GGML_CUDA_AR_WIRE, default auto).
 	Wire WireChoice
 	// PeerMinBytes and PeerMaxBytes bound the payloads the peer path serves (GGML_CUDA_AR_PEER_MIN_BYTES, _MAX_BYTES;
-	// default: as measured). Not yet: there is no peer path.
+	// default: as measured).
 	PeerMinBytes, PeerMaxBytes int64
 
 	// CopyChunkBytes is the size of one copy on the wire, 64 KiB to half of RingBytes; ChunkByLink: by the link's rate
@@ -248,7 +248,7 @@ type Config struct {
 	CopyChunkBytes int64
 	// RingBytes is the pinned memory of the copy engines' ring per GPU, 1 to 256 MiB (GGML_CUDA_AR_RING_BYTES, 8 MiB).
 	RingBytes int64
-	// Blocks is the number of blocks of the internal and peer kernels, 1 to 64; BlocksMeasured: the measured number
+	// Blocks is the number of blocks of the internal and peer kernels, 1 to 128; BlocksMeasured: the measured number
 	// (GGML_CUDA_AR_BLOCKS, default measured).
 	Blocks int
 	// SpinTimeout is the deadline of every wait on a device, 1 ms to 1 h (GGML_CUDA_AR_SPIN_TIMEOUT_MS, 10 s).
@@ -269,12 +269,12 @@ type Config struct {
 	// SecretFile names the file with the shared secret of a TCP rendezvous, mode 0600 or less, 16 bytes or more
 	// (GGML_CUDA_AR_SECRET_FILE). Join only.
 	SecretFile string
-	// CacheDir is the folder of verdicts and of the machine file (GGML_CUDA_AR_CACHE_DIR, $XDG_CACHE_HOME/allreduce).
-	// Not yet: probe and tune.
+	// CacheDir is the folder of peer-access verdicts and of the machine file (GGML_CUDA_AR_CACHE_DIR,
+	// $XDG_CACHE_HOME/allreduce). Verdicts of emulated devices are read only where it is set.
 	CacheDir string
 	// NCCLLib is the NCCL library to open (GGML_CUDA_NCCL_LIB, libnccl.so.2). Not yet: there is no nccl path.
 	NCCLLib string
-	// ProbeCommand is the allreduce command that proves peer access; empty: beside the executable, then PATH. Not yet.
+	// ProbeCommand is the allreduce command that proves peer access; empty: beside the executable, then PATH.
 	ProbeCommand string
 }
 

@@ -9,5 +9,8 @@
 #include "transports/copy_engine_two_shot.cpp"
 #include "transports/internal.cpp"
 #include "transports/nccl.cpp"
+#include "transports/peer.cpp"
 
-#include "bench.cpp"  // uses helpers of devices.cpp
+// These use helpers of devices.cpp.
+#include "bench.cpp"
+#include "probe.cpp"

@@ -9,8 +9,11 @@
 #include "transports/copy_engine_two_shot.cpp"
 #include "transports/internal.cpp"
 #include "transports/nccl.cpp"
+#include "transports/peer.cpp"
 
-#include "bench.cpp"  // uses helpers of devices.cpp
+// These use helpers of devices.cpp.
+#include "bench.cpp"
+#include "probe.cpp"
 
 #include "emulated/blocks.cpp"
 #include "emulated/capture.cpp"
@@ -21,6 +24,7 @@
 #include "emulated/memory.cpp"
 #include "emulated/nccl_host.cpp"
 #include "emulated/ops.cpp"
+#include "emulated/peers.cpp"
 #include "emulated/report.cpp"
 #include "emulated/scheduler.cpp"
 #include "emulated/streams.cpp"

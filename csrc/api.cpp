@@ -140,6 +140,9 @@ AR_ON_BACKEND(bench_load, (int32_t backend, int32_t d, int32_t blocks, int64_t r
 AR_ON_BACKEND(bench_compare,
               (int32_t backend, int32_t d, const ar_bench_rows* rows, ar_ptr wrong, ar_stream s, ar_error* e), d, rows,
               wrong, s, e)
+AR_ON_BACKEND(probe_pair,
+              (int32_t backend, int32_t d, int32_t peer, int32_t timeout_ms, ar_probe_result* out, ar_error* e), d,
+              peer, timeout_ms, out, e)
 #undef AR_ON_BACKEND
 
 }  // extern "C"

@@ -45,7 +45,8 @@
   X(graph_destroy, (int32_t, ar_graph, ar_error*))                                                           \
   X(copy_kind_async, (int32_t, ar_ptr, ar_ptr, int64_t, int32_t, ar_stream, ar_error*))                      \
   X(bench_load, (int32_t, int32_t, int64_t, ar_stream, ar_error*))                                           \
-  X(bench_compare, (int32_t, const ar_bench_rows*, ar_ptr, ar_stream, ar_error*))
+  X(bench_compare, (int32_t, const ar_bench_rows*, ar_ptr, ar_stream, ar_error*))                            \
+  X(probe_pair, (int32_t, int32_t, int32_t, ar_probe_result*, ar_error*))
 // clang-format on
 
 namespace ar {

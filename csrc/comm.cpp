@@ -15,9 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Blocks per rank of the internal kernels. In a graph on two H200, 2026-11-30, with 8, 16, 24 blocks: 64 KiB F32 8.8, 8.3,
-// 12.5 us; 256 KiB 18.2, 17.4, 17.9; 1 MiB 48.3, 48.3, 49.7.
-constexpr int kDefaultBlocks = 16;
 constexpr double kDefaultLinkGbs = 25;  // PCIe 4 x16
 constexpr int kDefaultTimeoutMs = 10000;
 
@@ -40,6 +37,14 @@ const char* phase_name(uint32_t phase) {
       return "internal data";
     case Phase::internal_flag:
       return "internal flag";
+    case Phase::peer_data:
+      return "peer data";
+    case Phase::peer_flag:
+      return "peer flag";
+    case Phase::peer_scatter:
+      return "peer scatter";
+    case Phase::peer_gather:
+      return "peer gather";
     case Phase::told:
       return "copy-engine flag";
     default:
@@ -94,7 +99,7 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   world_ = o.world;
   ring_bytes_ = o.ring_bytes != 0 ? o.ring_bytes : kDefaultRing;
   chunk_bytes_ = o.chunk_bytes;
-  blocks_ = o.blocks != 0 ? o.blocks : kDefaultBlocks;
+  blocks_ = o.blocks;
   timeout_ns_ = static_cast<uint64_t>(o.spin_timeout_ms != 0 ? o.spin_timeout_ms : kDefaultTimeoutMs) * 1000000u;
   noop_ = o.noop != 0;
   first_epoch_ = o.first_epoch;
@@ -125,6 +130,7 @@ int32_t Comm::setup(const ar_options& o, ar_error* e) {
   // The table of transports: one line each.
   transports_[AR_PATH_INTERNAL] = make_internal(*this);
   transports_[AR_PATH_COPY_ENGINE] = make_copy_engine(*this);
+  transports_[AR_PATH_PEER] = make_peer(*this, o.peer != 0);
   NcclOptions nccl;
   nccl.path = o.nccl_lib != nullptr ? o.nccl_lib : "";
   nccl.p2p_disable = o.nccl_p2p_disable != 0;

@@ -19,11 +19,15 @@
 #include <vector>
 
 #include "backend.h"
-#include "kernels/exchange.h"
+#include "kernels/shares.h"
 #include "shared.h"
 #include "status.h"
 
 namespace AR_NS {
+
+// Blocks per rank of the internal kernels. In a graph on two H200, 2026-11-30, with 8, 16, 24 blocks: 64 KiB F32 8.8, 8.3,
+// 12.5 us; 256 KiB 18.2, 17.4, 17.9; 1 MiB 48.3, 48.3, 49.7.
+constexpr int kDefaultBlocks = 16;
 
 class Transport;
 struct Part;
@@ -123,7 +127,8 @@ class Comm : public ar_comm {
   const RankInfo& rank(int r) const { return ranks_[static_cast<size_t>(r)]; }
   int64_t ring_bytes() const { return ring_bytes_; }
   int64_t chunk_bytes() const { return chunk_bytes_; }
-  int blocks() const { return blocks_; }
+  int blocks() const { return blocks_ != 0 ? blocks_ : kDefaultBlocks; }
+  int blocks_asked() const { return blocks_; }  // 0: the transport's own default
   uint32_t first_epoch() const { return first_epoch_; }
   uint64_t timeout_ns() const { return timeout_ns_; }
   // Ranks are on several hosts: nothing but NCCL reaches them.

@@ -199,6 +199,8 @@ int32_t graph_destroy_api(int32_t d, ar_graph g, ar_error* e) {
 int32_t copy_kind_async(int32_t d, ar_ptr to, ar_ptr from, int64_t n, int32_t kind, ar_stream s, ar_error* e);
 int32_t bench_load(int32_t d, int32_t blocks, int64_t rounds, ar_stream s, ar_error* e);
 int32_t bench_compare(int32_t d, const ar_bench_rows* rows, ar_ptr wrong, ar_stream s, ar_error* e);
+// probe.cpp
+int32_t probe_pair(int32_t d, int32_t peer, int32_t timeout_ms, ar_probe_result* out, ar_error* e);
 
 const ar::Backend* backend() {
   static const ar::Backend table = {
@@ -213,7 +215,9 @@ const ar::Backend* backend() {
       event_create_api, event_destroy_api, event_record_api, event_wait_api, event_synchronize_api,
       event_elapsed_us_api, capture_begin_api, capture_end_api, graph_launch_api, graph_destroy_api,
       // benchmarks
-      copy_kind_async, bench_load, bench_compare};
+      copy_kind_async, bench_load, bench_compare,
+      // probe
+      probe_pair};
   return &table;
 }
 

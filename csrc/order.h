@@ -13,6 +13,24 @@
   X(internal_wait_fence,"internal, large: a fence between a peer's flag and its payload")                           \
   X(internal_slot,      "internal: slots alternate, so that a block writes where its peers have read")              \
   X(internal_join,      "internal: ranks of one device share a launch, which waits for and is awaited by their streams")  \
+  X(peer_ll_wait,       "peer, small: a data word is used only with this epoch's flag beside it")                   \
+  X(peer_ll_slot,       "peer, small: slots alternate, so that a block writes where its peers have read")           \
+  X(peer_fence,         "peer, one-shot: payload is visible system-wide before the block's flag")                   \
+  X(peer_flag,          "peer, one-shot: the block's flag is raised after its payload")                             \
+  X(peer_wait,          "peer, one-shot: a peer's payload is read after that block's flag")                         \
+  X(peer_wait_fence,    "peer, one-shot: a fence between a peer's flag and its payload")                            \
+  X(peer_slot,          "peer, one-shot: four slots take turns, so that a block pushes one share ahead")            \
+  X(peer_scatter_fence, "peer, two-shot: scattered values are visible system-wide before the block's flag")         \
+  X(peer_scatter_flag,  "peer, two-shot: the block's flag is raised after what it scattered")                       \
+  X(peer_scatter_wait,  "peer, two-shot: an owner sums its part after every peer's flag")                           \
+  X(peer_scatter_wait_fence, "peer, two-shot: a fence between a peer's flag and what it scattered")                 \
+  X(peer_scatter_slot,  "peer, two-shot: two slots take turns, so that a block scatters one share ahead")           \
+  X(peer_gather_fence,  "peer, two-shot: totals are visible system-wide before the owner's flag")                   \
+  X(peer_gather_flag,   "peer, two-shot: an owner's flag is raised after its totals")                               \
+  X(peer_gather_wait,   "peer, two-shot: totals are read after their owner's flag")                                 \
+  X(peer_gather_wait_fence, "peer, two-shot: a fence between an owner's flag and its totals")                       \
+  X(peer_gather_slot,   "peer, two-shot: two slots of totals take turns")                                           \
+  X(peer_join,          "peer: ranks of one device share a launch, which waits for and is awaited by their streams") \
   X(ce_send_ready,      "copy-engine: an upload starts after the caller's stream came to this call")                \
   X(ce_converted,       "copy-engine: a piece is uploaded after its conversion")                                    \
   X(ce_convert_reuse,   "copy-engine: a conversion waits for the upload that used its ring place")                  \

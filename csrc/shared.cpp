@@ -13,7 +13,7 @@
 
 namespace AR_NS {
 
-static_assert(kMaxRanks == 8 && kMaxBlocks == 64, "the board's lines");
+static_assert(kMaxRanks == 8 && kMaxBlocks == 128, "the board's lines");
 constexpr uint32_t kStrided = 1 << 16;  // of a signature
 
 int32_t Comm::map_board(const ar_options& o, ar_error* e) {

@@ -322,3 +322,38 @@ func (d Driver) wrap(op string, dev int, e *core.Error) error {
 	}
 	return &Error{Op: op, Backend: d.backend, Device: dev, Code: e.Code, Err: sentinel, Message: e.Error()}
 }
+
+// Proof is what a probe of peer access found for one ordered pair.
+type Proof struct {
+	Verdict       ProofVerdict
+	CopyGBs       float64 // peer copies of 1 MiB, one behind another
+	StoreGBs      float64 // stores of a kernel
+	StagedGBs     float64 // the same copies through pinned host memory
+	LatencyMicros float64 // a flagged message of 4 KiB, one way
+	Detail        string  // why; "" where the pair is ok
+}
+
+// ProofVerdict is the C API's ar_probe_verdict.
+type ProofVerdict int32
+
+// The verdicts.
+const (
+	ProofOK           ProofVerdict = 0
+	ProofSlow         ProofVerdict = 1 // right, but slower than staging through the host
+	ProofBroken       ProofVerdict = 2 // bytes did not arrive, or not in order
+	ProofUnsupported  ProofVerdict = 3 // the driver denies it
+	ProofInconclusive ProofVerdict = 4 // the control through pinned memory failed
+	ProofTimeout      ProofVerdict = 5 // the process of the probe had to be ended (ProbePeer never says so itself)
+)
+
+// ProbePeer proves, or disproves, that dev may copy to, store to and load from peer's memory: one ordered pair, checked by
+// the owner from its own memory. Where access is broken it may never return, and may end the process's context: it is for a
+// process of its own that can be killed, as `allreduce probe` starts them. timeout (1 ms to 1 h) is the deadline of each
+// wait of a kernel.
+func (d Driver) ProbePeer(dev, peer int, timeout time.Duration) (Proof, error) {
+	r, e := core.ProbePair(int32(d.backend), dev, peer, int(timeout/time.Millisecond))
+	return Proof{
+		Verdict: ProofVerdict(r.Verdict), CopyGBs: r.CopyGBs, StoreGBs: r.StoreGBs, StagedGBs: r.StagedGBs,
+		LatencyMicros: r.LatencyUs, Detail: r.Detail,
+	}, d.wrap("ProbePeer", dev, e)
+}

@@ -108,3 +108,24 @@ func Report() string { return core.EmulatedReport() }
 
 // LiveObjects counts the allocations, streams, events and graphs of the emulated machine that are alive.
 func LiveObjects() int64 { return core.EmulatedLiveObjects() }
+
+// PeerFault is what goes wrong when one emulated device uses peer access to another, although the driver grants it.
+type PeerFault int32
+
+// The faults.
+const (
+	PeerGood     PeerFault = 0
+	PeerDropped  PeerFault = 1 // stores and copies never arrive
+	PeerDelayed  PeerFault = 2 // a kernel's stores of 16 bytes arrive when it has ended; flags overtake them
+	PeerMirrored PeerFault = 3 // stores and copies land in a mirror of the writer's own, and read back fine there
+	PeerBounced  PeerFault = 4 // right, but through the host: slower than staging there would be
+	PeerHang     PeerFault = 5 // the access never ends, nor does whoever waits for it
+)
+
+// FailPeer puts a fault on dev's access to peer's memory, on the emulated machine, until it is configured anew.
+func FailPeer(dev, peer int, fault PeerFault) error {
+	if e := core.EmulatedPeerFault(dev, peer, int32(fault)); e != nil {
+		return Driver{Emulated}.wrap("FailPeer", dev, e)
+	}
+	return nil
+}

@@ -13,15 +13,19 @@ import (
 func TestLibraryImports(t *testing.T) {
 	out := run(t, root(t), []string{"GOFLAGS="}, 0, "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "gpu.example/allreduce")
 	allowed := map[string]bool{
-		"gpu.example/allreduce":                     true,
-		"gpu.example/allreduce/device":              true,
-		"gpu.example/allreduce/internal/core":       true,
-		"gpu.example/allreduce/internal/nvml":       true,
+		"gpu.example/allreduce":               true,
+		"gpu.example/allreduce/device":        true,
+		"gpu.example/allreduce/internal/core": true,
+		"gpu.example/allreduce/internal/nvml": true,
+
+		"gpu.example/allreduce/internal/verdicts":   true,
+		"gpu.example/allreduce/internal/atomicfile": true,
 		"gpu.example/allreduce/internal/launch":     true,
 		"gpu.example/allreduce/internal/rendezvous": true,
-		"golang.org/x/sys/unix":                     true,
-		"github.com/NVIDIA/go-nvml/pkg/nvml":        true,
-		"github.com/NVIDIA/go-nvml/pkg/dl":          true,
+
+		"golang.org/x/sys/unix":              true,
+		"github.com/NVIDIA/go-nvml/pkg/nvml": true,
+		"github.com/NVIDIA/go-nvml/pkg/dl":   true,
 	}
 	for _, name := range strings.Fields(out) {
 		assert.True(t, allowed[name], "%s reaches every program that imports the library", name)

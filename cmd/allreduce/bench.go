@@ -335,6 +335,9 @@ func median(values []float64) float64 {
 // run opens the devices and runs every size; the report holds whatever was done when it fails. sum is the result of the
 // last size.
 func (j *runJob) run(ctx context.Context, report *runReport, printer *runPrinter) (sum []byte, err error) {
+	if err := emulateMachine(j.emulate); err != nil {
+		return nil, err
+	}
 	driver, note, err := pickBackend(j.backend, ranksHere(j.rank, j.ranks), j.devices)
 	if err != nil {
 		return nil, err
@@ -342,7 +345,7 @@ func (j *runJob) run(ctx context.Context, report *runReport, printer *runPrinter
 	if note != "" {
 		report.Warnings = append(report.Warnings, note)
 	}
-	s, err := openSession(driver, createFor(ctx, j.rank), allreduce.Config{Ranks: j.ranks, Devices: j.devices})
+	s, err := openSession(driver, createFor(ctx, j.rank), allreduce.Config{Ranks: j.ranks, Devices: j.devices, CacheDir: j.cache})
 	if err != nil {
 		return nil, err
 	}

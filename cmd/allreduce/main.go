@@ -24,6 +24,8 @@ var commands = []func(streams) *cobra.Command{
 	newPerfCommand,
 	newSoakCommand,
 	newPerfChildCommand,
+	newProbeCommand,
+	newProbeChildCommand,
 	newEnvCommand,
 	newVersionCommand,
 }

@@ -29,6 +29,7 @@ type perfFlags struct {
 	seed                            uint64
 	inPlace, bound                  bool
 	overlap                         bool
+	cache, emulate                  string
 	overlapBytes                    string
 	precision                       bool
 
@@ -68,6 +69,8 @@ type perfJob struct {
 	VsNCCL    bool
 	Libraries []string // NCCL libraries; "": the environment's
 	Overlap   []int64  // payloads of the reductions beside compute; none: not asked for
+	Cache     string   // folder of the peer-access verdicts
+	Emulate   string   // what the emulated machine has
 
 	rank *allreduce.Rank // of this process, where a launcher started several; nil: all ranks are here
 }
@@ -170,6 +173,8 @@ On emulated devices the times are the simulated clock's and marked so: they say 
 	flags.StringVar(&f.timeline, "timeline", "", "draw one reduction of -e bytes to this .svg or .json `file` (emulated devices)")
 	flags.Var(newChoice(&f.backend, "auto", "auto", "cuda", "emulated"), "backend", "`devices` to use: auto (GPUs, else emulated), cuda or emulated")
 	flags.StringVar(&f.devices, "devices", "", "device of each rank, a `list` such as 0,1 (default: rank i on device i)")
+	addEmulate(flags, &f.emulate)
+	flags.StringVar(&f.cache, "cache", "", "`folder` of the peer-access verdicts (default: GGML_CUDA_AR_CACHE_DIR)")
 	flags.Uint64Var(&f.seed, "seed", 1, "`number` the inputs depend on")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON object")
 	flags.Var(newChoice(&f.format, "text", "text", "bench"), "format", "`format` of what is printed: text, or bench for benchstat")
@@ -193,7 +198,11 @@ func (f *perfFlags) job(changed func(string) bool) (*perfJob, error) {
 		}
 	}
 	j := &perfJob{Backend: f.backend, Ranks: f.ranks, Seed: f.seed, Warmup: f.warmup, Repeats: f.repeats, Launches: f.launches,
-		Budget: time.Duration(f.budgetMs) * time.Millisecond, InPlace: f.inPlace, Bound: f.bound, VsNCCL: f.vs != ""}
+		Budget: time.Duration(f.budgetMs) * time.Millisecond, InPlace: f.inPlace, Bound: f.bound, VsNCCL: f.vs != "",
+		Cache: f.cache, Emulate: f.emulate}
+	if f.emulate != "" && f.backend == "cuda" {
+		return nil, errors.New("--emulate needs --backend emulated")
+	}
 	var err error
 	if j.rank, err = joinLaunched(&j.Ranks, changed("ngpus")); err != nil {
 		return nil, err

@@ -23,6 +23,7 @@ type bounder struct {
 	// Two pools, since an event of a capture cannot be used outside.
 	events [2]boundEvents
 	known  map[boundKey]boundResult
+	peers  map[int64]float64 // by wire bytes
 }
 
 type boundKey struct{ wire, ring int64 }
@@ -57,7 +58,7 @@ func boundRing() int64 {
 }
 
 func (r *perfRig) newBounder() (*bounder, error) {
-	b := &bounder{perfRig: r, known: map[boundKey]boundResult{}}
+	b := &bounder{perfRig: r, known: map[boundKey]boundResult{}, peers: map[int64]float64{}}
 	for _, dev := range r.devices {
 		p, err := r.driver.MallocHost(largeRing)
 		if err != nil {
@@ -302,9 +303,19 @@ func (q *copyQueue) chunk(slot int, size int64, from device.Ptr, bytes int64) {
 	}
 }
 
-// bound fills in a row's bound, where reductions go through the host or could.
+// bound fills in a row's bound: that of the peer path's links, or of the way through the host.
 func (b *bounder) bound(ctx context.Context, row *perfRow, wire allreduce.Type) error {
 	bytes := row.Count * int64(wire.Size())
+	if row.Path == allreduce.PathPeer.String() {
+		us, err := b.peerOf(ctx, bytes)
+		if err != nil {
+			return err
+		}
+		if row.BoundUs = round3(us); row.Ours.Median > 0 {
+			row.PercentOfBound = round3(100 * us / row.Ours.Median)
+		}
+		return nil
+	}
 	own, err := b.of(ctx, bytes, boundRing())
 	if err != nil {
 		return err

@@ -79,6 +79,9 @@ func (c *childJob) run(ctx context.Context) (out childReport) {
 		return out
 	}
 	j := &c.Job
+	if err := emulateMachine(j.Emulate); err != nil {
+		return fail(err)
+	}
 	driver, _, err := pickBackend(j.Backend, j.Ranks, j.Devices)
 	if err != nil {
 		return fail(err)

@@ -90,7 +90,8 @@ type perfRow struct {
 	InPlace *perfTimes `json:"in_place,omitempty"`
 	Wrong   int64      `json:"wrong"` // ours, both places
 
-	// BoundUs is what bare copies of the same wire bytes take through a ring of 8 MiB, with the best chunk.
+	// BoundUs is what bare copies of the same wire bytes take: through a ring of 8 MiB, with the best chunk; for path peer
+	// straight to the peers.
 	BoundUs        float64 `json:"bound_us,omitempty"`
 	BoundChunk     int64   `json:"bound_chunk_bytes,omitempty"`
 	Bound16Us      float64 `json:"bound16_us,omitempty"` // the same with 16 MiB

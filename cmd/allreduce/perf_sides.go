@@ -59,7 +59,7 @@ func (v variant) String() string {
 
 func (r *perfRig) config(v variant) allreduce.Config {
 	return allreduce.Config{Ranks: r.job.Ranks, Devices: r.job.Devices, Algorithm: algorithmOf[v.Path], Prefer: preferOf[v.Prefer],
-		Wire: wireOf[v.Wire], NCCLLib: r.library}
+		Wire: wireOf[v.Wire], NCCLLib: r.library, CacheDir: r.job.Cache}
 }
 
 // openRig makes our communicators, streams and buffers. The caller closes the rig.

@@ -27,7 +27,7 @@ static Allocation* find_in(std::map<uintptr_t, Allocation>& all, uintptr_t a, si
 Allocation* World::find(const void* p, size_t bytes) { return find_in(memory, reinterpret_cast<uintptr_t>(p), bytes); }
 
 bool World::reaches(int device, const Allocation& a) const {
-  return a.kind == MemoryKind::pinned || a.device == device || machine.peer[device][a.device] != 0;
+  return a.kind == MemoryKind::pinned || a.device == device || peer_enabled[device][a.device];
 }
 
 std::string World::describe(const void* p) const {
@@ -135,7 +135,7 @@ double World::touch(const Op& op, BlockRun* block, const void* p, size_t bytes, 
   if (!*valid || op.work->kind != WorkKind::kernel) return 0;
   const ar_emulated_device& s = devices[static_cast<size_t>(op.device)].spec;
   const double gbs = a->kind == MemoryKind::pinned ? s.kernel_host_gbs
-                     : a->device != op.device      ? machine.peer_gbs
+                     : a->device != op.device      ? peer_rate(op.device, a->device)
                                                    : s.memory_gbs;
   return static_cast<double>(bytes) * op.work->blocks / (gbs * 1e3);  // a block has its share of the rate
 }

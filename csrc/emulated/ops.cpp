@@ -156,14 +156,14 @@ void World::start(Lock& l, const OpRef& op, double at) {
     } else if (source->device == target->device) {
       f.own_limit = d.spec.memory_gbs * 1e3 / 2;
     } else if (machine.peer[op->device][source->device] || machine.peer[op->device][target->device]) {
-      f.own_limit = machine.peer_gbs * 1e3;
+      f.own_limit = peer_rate(op->device, target->device != op->device ? target->device : source->device) * 1e3;
     } else {  // staged through host memory by the driver
       f.up_device = source->device;
       f.down_device = target->device;
     }
   }
   // The destination holds nothing anyone may use until the end.
-  if (work.to != work.from) {
+  if (work.to != work.from && !copy_goes_wrong(*op, false)) {
     unlocked(l, [&] { effect(op, work.to, nullptr, kPoison, work.bytes); });
     version++;
   }
@@ -205,7 +205,9 @@ void World::lose(int device, double at) {
 void World::end_flight(Lock& l, const OpRef& op, double at) {
   flights.erase(std::find(flights.begin(), flights.end(), op));
   const Work& work = *op->work;
+  const bool lost = copy_goes_wrong(*op, true);
   unlocked(l, [&] {
+    if (lost) return;
     if (work.kind == WorkKind::fill || work.to != work.from)
       effect(op, work.to, work.kind == WorkKind::fill ? nullptr : work.from, work.byte, work.bytes);
   });
@@ -224,6 +226,7 @@ void World::finish(const OpRef& op, double at) {
   if (op->work->kind == WorkKind::marker) effect(op, nullptr, nullptr, 0, 0);
   op->after.clear();
   if (op->kernel != nullptr) op->clock.join(op->kernel->clock);
+  if (!late.empty()) deliver(*op);
   op->kernel.reset();
   for (auto& f : op->followers) {
     Op& next = *f.first;

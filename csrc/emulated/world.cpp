@@ -102,6 +102,11 @@ void World::build(const ar_emulated_machine& m) {
   idle_queries = 0;
   reported_residency = false;
   for (int64_t& f : fault) f = 0;
+  for (auto& row : peer_enabled) std::fill(std::begin(row), std::end(row), false);
+  for (auto& row : peer_fault) std::fill(std::begin(row), std::end(row), AR_PEER_GOOD);
+  g_peer_faults.store(false);
+  mirrors.clear();
+  late.clear();
   for (auto& p : g_orders.passes) p.store(0);
   for (auto& d : g_orders.drop) d.store(0);
   report.clear();
@@ -248,6 +253,15 @@ Code can_access_peer(int* can, int device, int peer) {
   return kOk;
 }
 
+Code enable_peer(int device, int peer) {
+  int can = 0;
+  if (Code c = can_access_peer(&can, device, peer)) return c;
+  if (!can) return kPeerUnsupported;
+  Guard g;
+  g.w.peer_enabled[device][peer] = true;
+  return kOk;
+}
+
 Code resident_limit(int threads, int max_threads, int* blocks) {
   Guard g;
   *blocks = 0;
@@ -263,6 +277,7 @@ const char* code_text(Code c) {
     case kInvalidValue: return "an argument is out of range, or a pointer lies in no live allocation of the right kind";
     case kMemory: return "out of memory";
     case kInvalidDevice: return "no such device";
+    case kPeerUnsupported: return "peer access is not supported between these two devices";
     case kInvalidHandle: return "a stream, event or graph that does not exist here, or is on another device";
     case kIllegalState: return "not possible in the stream's present state";
     case kNotReady: return "not finished yet";

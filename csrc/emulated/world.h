@@ -235,6 +235,22 @@ struct World {
   std::vector<Device> devices;
   bool stepped = false, weak = false;
   int schedule = AR_SCHEDULE_FIFO;
+  bool peer_enabled[AR_EMULATED_MAX_DEVICES][AR_EMULATED_MAX_DEVICES] = {};
+
+  // peers.cpp
+  int peer_fault[AR_EMULATED_MAX_DEVICES][AR_EMULATED_MAX_DEVICES] = {};
+  std::map<std::pair<int, uint64_t>, std::vector<unsigned char>> mirrors;  // by device and allocation
+  struct LateStore {
+    uint64_t op;
+    void* to;
+    Vec16 value;
+  };
+  std::vector<LateStore> late;
+  int peer_fault_of(int device, const Allocation* a) const;
+  double peer_rate(int device, int peer) const;
+  std::vector<unsigned char>& mirror_of(int device, const Allocation& a);
+  void deliver(const Op& op);
+  bool copy_goes_wrong(const Op& op, bool ends);
 
   // handles: one counter, so none is ever used twice
   uint64_t next_handle = 1;

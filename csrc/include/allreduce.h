@@ -134,6 +134,8 @@ typedef struct ar_options {
   const char* nccl_lib;     /* libnccl to open (a name or a path), NULL: no NCCL. Read during the call only. */
   int32_t nccl_p2p_disable; /* 1: NCCL must not use peer access: NCCL_P2P_DISABLE=1 is set before its first call */
   uint32_t first_epoch;     /* epochs start after this value; for tests of wrap-around, otherwise 0 */
+  int32_t peer; /* 1: path peer may be used, since peer access between all devices was proven (ar_probe_pair)
+                               or is trusted: it is enabled, and up to 32 MiB of device memory per rank allocated */
 
   /* One communicator over several processes of one host (locals > 0). All processes give the same options but for
    * `ranks`, and none uses the communicator before all have made it. */
@@ -283,6 +285,34 @@ AR_API int32_t ar_capture_begin(int32_t backend, int32_t device, ar_stream strea
 AR_API int32_t ar_capture_end(int32_t backend, int32_t device, ar_stream stream, ar_graph* graph, ar_error* error);
 AR_API int32_t ar_graph_launch(int32_t backend, int32_t device, ar_graph graph, ar_stream stream, ar_error* error);
 AR_API int32_t ar_graph_destroy(int32_t backend, int32_t device, ar_graph graph, ar_error* error);
+
+/* ---- probe: proof of peer access ------------------------------------------------------------------------------ */
+
+typedef enum ar_probe_verdict {
+  AR_PROBE_OK = 0,
+  AR_PROBE_SLOW = 1,         /* right, but slower than staging through the host */
+  AR_PROBE_BROKEN = 2,       /* bytes did not arrive, or not in order */
+  AR_PROBE_UNSUPPORTED = 3,  /* the driver denies it */
+  AR_PROBE_INCONCLUSIVE = 4, /* the control through pinned memory failed: nothing can be said of peer access */
+  AR_PROBE_TIMEOUT = 5       /* the process of the probe had to be ended (never given by ar_probe_pair itself) */
+} ar_probe_verdict;
+
+typedef struct ar_probe_result {
+  int32_t verdict; /* ar_probe_verdict */
+  int32_t reserved;
+  double copy_gbs;   /* peer copies of 1 MiB, one behind another */
+  double store_gbs;  /* stores of a kernel */
+  double staged_gbs; /* the same copies through pinned host memory */
+  double latency_us; /* a flagged message of 4 KiB, one way */
+  char detail[232];  /* why, for people; "" with AR_PROBE_OK */
+} ar_probe_result;
+
+/* Whether device may store to, load from and copy to peer's memory: one ordered pair, with data checked by the owner from
+ * its own memory. Takes about a second and 16 MiB on each device. Peer access stays enabled. Where access is broken this
+ * may never return, and may end the process's context: call it in a process of its own that can be killed (`allreduce
+ * probe` does). timeout_ms is the deadline of each wait of a kernel. AR_OK means that there is a verdict. */
+AR_API int32_t ar_probe_pair(int32_t backend, int32_t device, int32_t peer, int32_t timeout_ms, ar_probe_result* result,
+                             ar_error* error);
 
 /* ---- benchmarks: what measurements need beside reductions ---------------------------------------------------- */
 

@@ -97,6 +97,18 @@ AR_API int64_t ar_emulated_fail_left(int32_t call);
  * data, which in LL words carry flags. Once; nth 0 takes it back. */
 AR_API void ar_emulated_drop_store(int32_t flag, int64_t nth);
 
+/* What goes wrong when `device` uses peer access to `peer`, although the driver grants it. */
+typedef enum ar_emulated_peer_fault_kind {
+  AR_PEER_GOOD = 0,
+  AR_PEER_DROPPED = 1,  /* stores and copies never arrive */
+  AR_PEER_DELAYED = 2,  /* a kernel's stores of 16 bytes arrive when it has ended; flags overtake them */
+  AR_PEER_MIRRORED = 3, /* stores and copies land in a mirror of the writer's own, and read back fine there */
+  AR_PEER_BOUNCED = 4,  /* right, but through the host: slower than staging there would be */
+  AR_PEER_HANG = 5      /* the access never ends, nor does whoever waits for it */
+} ar_emulated_peer_fault_kind;
+/* Until the machine is configured anew. AR_ERR_ARGUMENT for devices or a fault that do not exist. */
+AR_API int32_t ar_emulated_peer_fault(int32_t device, int32_t peer, int32_t fault);
+
 /* The device is lost when it starts its next operation but `after`: what runs on it ends without effect, and so does
  * whatever comes; calls on it return AR_ERR_DEVICE_LOST. Until the machine is configured anew. */
 AR_API void ar_emulated_lose(int32_t device, int64_t after);

@@ -3,7 +3,7 @@
 // captured: a replay would tell the same value again.
 #pragma once
 
-#include "exchange.h"
+#include "shares.h"
 
 namespace AR_NS {
 

@@ -98,6 +98,18 @@ inline Code device_info(int d, DeviceInfo* out) {
 }
 inline Code can_access_peer(int* can, int device, int peer) { return cudaDeviceCanAccessPeer(can, device, peer); }
 
+inline Code enable_peer(int device, int peer) {
+  int old = 0;
+  cudaError_t e = cudaGetDevice(&old);
+  if (e == cudaSuccess) e = cudaSetDevice(device);
+  if (e != cudaSuccess) return e;
+  e = cudaDeviceEnablePeerAccess(peer, 0);
+  if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
+  cudaGetLastError();  // not sticky: forget it
+  const cudaError_t back = cudaSetDevice(old);
+  return e != cudaSuccess ? e : back;
+}
+
 inline Code malloc_device(void** p, size_t bytes) { return cudaMalloc(p, bytes); }
 inline Code free_device(void* p) { return cudaFree(p); }
 inline Code malloc_pinned(void** p, size_t bytes) {

@@ -35,6 +35,7 @@ enum : Code {
   kInvalidValue = 1,
   kMemory = 2,
   kInvalidDevice = 101,
+  kPeerUnsupported = 217,
   kInvalidHandle = 400,
   kIllegalState = 401,
   kNotReady = 600,
@@ -76,6 +77,7 @@ Code set_device(int d);
 Code get_device(int* d);
 Code device_info(int d, DeviceInfo* out);
 Code can_access_peer(int* can, int device, int peer);
+Code enable_peer(int device, int peer);
 
 Code malloc_device(void** p, size_t bytes);
 Code free_device(void* p);
@@ -269,6 +271,14 @@ inline void block_acquire(Block& b, const void* p) {
     block_heard(b, p);
 }
 
+// Faults of peer access (emulated/peers.cpp). A store that one of them takes; what a load really sees.
+extern std::atomic<bool> g_peer_faults;
+bool peer_store(Block& b, void* p, const void* value, int bytes);
+void peer_load(Block& b, const void* p, void* value, int bytes);
+inline bool store_taken(Block& b, void* p, const void* value, int bytes) {
+  return g_peer_faults.load(std::memory_order_relaxed) && peer_store(b, p, value, bytes);
+}
+
 inline void block_aligned(Block& b, const void* p, uintptr_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) & (bytes - 1)) block_trap(b, kMisaligned, p, "a misaligned access");
 }
@@ -283,11 +293,12 @@ inline Vec16 load_sys(Block& b, const Vec16* p) {
   }
   Vec16 v;
   std::memcpy(&v, half, 16);
+  if (g_peer_faults.load(std::memory_order_relaxed)) peer_load(b, p, &v, 16);
   return v;
 }
 inline void store_sys(Block& b, Vec16* p, const Vec16& v) {
   block_aligned(b, p, 16);
-  if (store_dropped(0)) return;
+  if (store_dropped(0) || store_taken(b, p, &v, 16)) return;
   if (b.core.weak) return block_buffer(b, p, &v, 16);
   uint64_t half[2];
   std::memcpy(half, &v, 16);
@@ -299,11 +310,12 @@ inline uint32_t load_flag(Block& b, const uint32_t* p) {
   block_aligned(b, p, 4);
   uint32_t v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
   if (!b.core.stores.empty()) v = static_cast<uint32_t>(block_forward(b, reinterpret_cast<uintptr_t>(p), 4, v));
+  if (g_peer_faults.load(std::memory_order_relaxed)) peer_load(b, p, &v, 4);
   return v;
 }
 inline void store_flag(Block& b, Order o, uint32_t* p, uint32_t v) {
   block_aligned(b, p, 4);
-  if (!order_pass(o) || store_dropped(1)) return;
+  if (!order_pass(o) || store_dropped(1) || store_taken(b, p, &v, 4)) return;
   if (b.core.weak) {
     block_buffer(b, p, &v, 4);
     block_interrupt(b);

@@ -11,6 +11,7 @@
 //   emulated_nccl_host()           what an emulated libnccl is bound to (emulated/nccl.h), null elsewhere
 //   drive_is_stepped()             true where work advances only inside calls that wait (the emulator's stepped drive)
 //   device_count set_device get_device device_info can_access_peer runtime_version
+//   enable_peer(device, peer)      lets device load from and store to peer's memory; good if it already may
 //   malloc_device free_device      on the current device
 //   malloc_pinned free_pinned      portable, mapped; host_to_device(host) gives the pointer a kernel uses
 //   register_pinned(host, bytes) unregister_pinned   memory the program has mapped, as malloc_pinned's from then on

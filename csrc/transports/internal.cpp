@@ -5,15 +5,13 @@
 // all four flows stop at 28 GB/s each, so nothing is gained by more memory: 4 MiB of pinned memory per rank, larger
 // payloads in rounds.
 // Included by all_*.cpp.
-#include <algorithm>
-
-#include "transport.h"
+#include "../kernels/exchange.h"
+#include "launches.h"
 
 namespace AR_NS {
 
 namespace {
 
-constexpr int kEarlyLaunch = 9;                            // compute capability with programmatic dependent launch
 constexpr int64_t kLLUpTo = 64 << 10;                      // wire bytes
 constexpr int64_t kLLRegion = 256 << 10;                   // both slots: 64 KiB of data doubled by flags, twice
 constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
@@ -23,29 +21,10 @@ constexpr int64_t kEpochBytes = (2 * kMaxBlocks + 32) * static_cast<int64_t>(siz
 constexpr int64_t kPinned = kLLRegion + kPlainRegion + kFlagRegion;
 static_assert(kPinned <= kSharedInternal, "spec 2.1: at most 4 MiB pinned per GPU");
 
-int64_t round_down(int64_t v, int64_t to) { return v / to * to; }
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 class Internal final : public Transport {
  public:
-  explicit Internal(Comm& comm) : comm_(comm) {
+  explicit Internal(Comm& comm) : comm_(comm), launches_(comm), missing_(launches_.too_old("internal")) {
     if (comm.far()) missing_ = "path internal goes through memory of one host, and the ranks are on several";
-    lead_.assign(static_cast<size_t>(comm.world()), -1);
-    for (int r : comm.locals()) {
-      const DeviceInfo& d = comm.rank(r).info;
-      // Ranks of one device are served by one launch, led by the first of them.
-      int lead = r;
-      for (int q = 0; q < r; q++)
-        if (comm.local(q) && comm.rank(q).device == comm.rank(r).device) {
-          lead = q;
-          break;
-        }
-      lead_[static_cast<size_t>(r)] = lead;
-      if (d.cc_major < 7)
-        missing_ = "path internal needs compute capability 7.0 (threads of a warp that wait for each other): device " +
-                   std::to_string(comm.rank(r).device) + " has " + std::to_string(d.cc_major) + "." +
-                   std::to_string(d.cc_minor);
-    }
   }
 
   const std::string& missing() const override { return missing_; }
@@ -88,26 +67,16 @@ class Internal final : public Transport {
       epochs_[r] = static_cast<uint32_t*>(epochs);
       comm_.set_counter(r, epochs_[r] + 2 * kMaxBlocks);
     }
-    for (int r = 0; r < n; r++) {
-      if (lead_[static_cast<size_t>(r)] != r) continue;
-      Code c = set_device(comm_.rank(r).device);
-      int resident = 1 << 30;
-      for_all_types([&](auto t, auto w) {
-        using K = Exchange<decltype(t), decltype(w)>;
-        int blocks = 0;
-        if (c == kOk) c = load_kernel<K>();
-        if (c == kOk) c = resident_blocks<K>(kExchangeThreads, &blocks);
-        if (blocks < resident) resident = blocks;
-      });
-      if (c != kOk) return comm_.runtime_error(c, r, "loading the exchange kernels", e);
-      int locals = 0;
-      for (int q = 0; q < n; q++) locals += lead_[static_cast<size_t>(q)] == r;
-      if (locals * blocks_ > resident) {
-        missing_ = "path internal needs " + std::to_string(locals) + " ranks x " + std::to_string(blocks_) +
-                   " blocks resident at once on device " + std::to_string(comm_.rank(r).device) + ", which holds " +
-                   std::to_string(resident);
-        return AR_OK;
-      }
+    int resident[kMaxRanks];
+    std::fill(resident, resident + kMaxRanks, 1 << 30);
+    if (const int32_t s = launches_.load<Exchange>(resident, e)) return s;
+    for (int r : comm_.locals()) {
+      const int locals = launches_.locals(r);
+      if (locals * blocks_ <= resident[r]) continue;
+      missing_ = "path internal needs " + std::to_string(locals) + " ranks x " + std::to_string(blocks_) +
+                 " blocks resident at once on device " + std::to_string(comm_.rank(r).device) + ", which holds " +
+                 std::to_string(resident[r]);
+      return AR_OK;
     }
     ready_ = true;
     return AR_OK;
@@ -148,63 +117,20 @@ class Internal final : public Transport {
     k.rounds = static_cast<int>(divide_up(call.count, k.share * k.blocks));
     const int64_t rest = call.count - (k.rounds - 1) * k.share * k.blocks;
     k.last_share = divide_up(rest, k.blocks * kPack) * kPack;
-    k.count = call.count;
+    launches_.fill(call, &k);
     k.ll_bytes = ll_bytes_;
     k.plain_bytes = plain_bytes_;
-    k.abort = comm_.abort_word();
-    k.aborts = comm_.abort_base();
-    k.abort_words = comm_.aborts();
-    k.timeout_ns = comm_.timeout_ns();
-    k.finish_ = finish_for(call, n);
-    k.world = n;
-    k.call = static_cast<uint32_t>(call.number);
     for (int r = 0; r < n; r++) k.wire[r] = wire_[r];
 
-    // No more threads than packs: a smaller block starts sooner (0.1 us at 1 KiB).
     const int64_t packs = divide_up((k.rounds == 1 ? k.last_share : k.share) * wire_size, pack_bytes);
-    const int threads = static_cast<int>(std::clamp<int64_t>(divide_up(packs, 32) * 32, 64, kExchangeThreads));
-    for (int lead = 0; lead < n; lead++) {
-      if (lead_[static_cast<size_t>(lead)] != lead) continue;
-      Code c = set_device(comm_.rank(lead).device);
-      if (c != kOk) return comm_.runtime_error(c, lead, "choosing the device", e);
-      const Stream stream = call.parts[static_cast<size_t>(lead)].stream;
-      int locals = 0;
-      for (int r = lead; r < n; r++) {
-        if (lead_[static_cast<size_t>(r)] != lead) continue;
-        const Part& p = call.parts[static_cast<size_t>(r)];
-        auto& local = k.local[locals++];
-        local.send = p.send;
-        local.recv = p.recv;
-        local.absent = p.absent;
-        local.rank = r;
-        local.epochs = epochs_[r] + (k.ll ? 0 : kMaxBlocks);
-        local.records = comm_.board()->records[r];
-        local.signature = comm_.signature(call, AR_PATH_INTERNAL, r);
-        if (p.stream == stream) continue;
-        if (const int32_t s = comm_.record(call.lane[r]->ready, r, p.stream, e)) return s;
-        if (const int32_t s = comm_.await(Order::internal_join, r, stream, call.lane[r]->ready, e)) return s;
-      }
-      k.locals = locals;
-      // Launched early it saves 0.3 us of the launch latency behind another kernel.
-      const bool early = comm_.rank(lead).info.cc_major >= kEarlyLaunch;
-      c = early ? launch_early(k, k.blocks * locals, threads, stream) : launch(k, k.blocks * locals, threads, stream);
-      if (c != kOk) return comm_.runtime_error(c, lead, "launching the exchange kernel", e);
-      call.enqueued = true;
-      if (locals == 1) continue;
-      if (const int32_t s = comm_.record(call.lane[lead]->ready, lead, stream, e)) return s;
-      for (int r = lead + 1; r < n; r++) {
-        if (lead_[static_cast<size_t>(r)] != lead || call.parts[static_cast<size_t>(r)].stream == stream) continue;
-        if (const int32_t s = comm_.await(Order::internal_join, r, call.parts[static_cast<size_t>(r)].stream,
-                                          call.lane[lead]->ready, e))
-          return s;
-      }
-    }
-    return AR_OK;
+    return launches_.launch_all(
+        call, k, AR_PATH_INTERNAL, threads_for(packs), Order::internal_join, [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); },
+        e);
   }
 
   Comm& comm_;
+  const Launches launches_;
   std::string missing_;
-  std::vector<int> lead_;
   bool ready_ = false;
   int blocks_ = 0;
   int64_t ll_bytes_ = 0, plain_bytes_ = 0;

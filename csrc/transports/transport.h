@@ -50,6 +50,8 @@ class Transport {
 
 std::unique_ptr<Transport> make_internal(Comm& comm);
 std::unique_ptr<Transport> make_copy_engine(Comm& comm);
+// allowed: peer access was proven, or is trusted.
+std::unique_ptr<Transport> make_peer(Comm& comm, bool allowed);
 struct NcclOptions {
   std::string path;              // "": no NCCL
   const uint8_t* id = nullptr;  // across processes: made by one of them

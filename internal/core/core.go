@@ -55,6 +55,7 @@ type Options struct {
 	NCCLLib       string // libnccl to open, "" for none
 	NCCLNoPeer    bool   // NCCL must not use peer access
 	FirstEpoch    uint32 // for tests of wrap-around
+	Peer          bool   // path peer may be used: peer access was proven, or is trusted
 
 	// One communicator over several processes: the ranks of this one, ascending (empty: all), the file they share (-1: none,
 	// they are on several hosts), and NCCL's id (nil: no NCCL).
@@ -97,6 +98,23 @@ type BenchRows struct {
 
 // BenchCounters is AR_BENCH_COUNTERS; layout_cgo.go asserts it.
 const BenchCounters = 65536
+
+// ProbeResult mirrors ar_probe_result.
+type ProbeResult struct {
+	Verdict                                 int32 // ar_probe_verdict
+	CopyGBs, StoreGBs, StagedGBs, LatencyUs float64
+	Detail                                  string
+}
+
+// The verdicts (ar_probe_verdict).
+const (
+	ProbeOK           int32 = 0
+	ProbeSlow         int32 = 1
+	ProbeBroken       int32 = 2
+	ProbeUnsupported  int32 = 3
+	ProbeInconclusive int32 = 4
+	ProbeTimeout      int32 = 5
+)
 
 // EmulatedDevice mirrors ar_emulated_device: rates in GB/s, zero fields take the defaults. Uplink is -1 for none.
 type EmulatedDevice struct {

@@ -113,6 +113,9 @@ func CreateComm(o Options) (*Comm, *Error) {
 	if o.NCCLNoPeer {
 		opts.nccl_p2p_disable = 1
 	}
+	if o.Peer {
+		opts.peer = 1
+	}
 	if o.NoOp {
 		opts.noop = 1
 	}

@@ -157,6 +157,12 @@ func BenchLoad(int32, int, int, int64, uint64) *Error { return absent }
 // BenchCompare fails without the C core.
 func BenchCompare(int32, int, BenchRows, uint64, uint64) *Error { return absent }
 
+// ProbePair fails without the C core.
+func ProbePair(int32, int, int, int) (ProbeResult, *Error) { return ProbeResult{}, absent }
+
+// EmulatedPeerFault fails without the C core.
+func EmulatedPeerFault(int, int, int32) *Error { return absent }
+
 // EmulatedDefaults gives devices with every field at its default (zero) without the C core.
 func EmulatedDefaults(n int) EmulatedMachine {
 	m := EmulatedMachine{Devices: make([]EmulatedDevice, max(1, min(n, MaxEmulatedDevices)))}

@@ -219,3 +219,17 @@ func BenchCompare(backend int32, dev int, r BenchRows, wrong, stream uint64) *Er
 	e := blank()
 	return convert(C.ar_bench_compare(C.int32_t(backend), C.int32_t(dev), &rows, C.ar_ptr(wrong), C.ar_stream(stream), &e), &e)
 }
+
+// ProbePair is ar_probe_pair: it may never return, and is for a process of its own.
+func ProbePair(backend int32, dev, peer, timeoutMs int) (ProbeResult, *Error) {
+	if abiError != nil {
+		return ProbeResult{}, abiError
+	}
+	var r C.ar_probe_result
+	e := blank()
+	err := convert(C.ar_probe_pair(C.int32_t(backend), C.int32_t(dev), C.int32_t(peer), C.int32_t(timeoutMs), &r, &e), &e)
+	return ProbeResult{
+		Verdict: int32(r.verdict), CopyGBs: float64(r.copy_gbs), StoreGBs: float64(r.store_gbs),
+		StagedGBs: float64(r.staged_gbs), LatencyUs: float64(r.latency_us), Detail: C.GoString(&r.detail[0]),
+	}, err
+}

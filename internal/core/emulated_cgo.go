@@ -148,3 +148,11 @@ func EmulatedLiveObjects() int64 { return int64(C.ar_emulated_live_objects()) }
 
 // EmulatedHazards is ar_emulated_hazards.
 func EmulatedHazards() int64 { return int64(C.ar_emulated_hazards()) }
+
+// EmulatedPeerFault is ar_emulated_peer_fault.
+func EmulatedPeerFault(dev, peer int, fault int32) *Error {
+	if C.ar_emulated_peer_fault(C.int32_t(dev), C.int32_t(peer), C.int32_t(fault)) == C.AR_OK {
+		return nil
+	}
+	return newError(StatusArgument, fmt.Sprintf("fault %d between devices %d and %d of the emulated machine", fault, dev, peer))
+}

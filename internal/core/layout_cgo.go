@@ -37,4 +37,5 @@ var (
 	_ = one[PathNCCL-C.AR_PATH_NCCL]
 	_ = one[BenchCounters-C.AR_BENCH_COUNTERS]
 	_ = one[BackendEmulated-C.AR_BACKEND_EMULATED]
+	_ = one[ProbeTimeout-C.AR_PROBE_TIMEOUT]
 )

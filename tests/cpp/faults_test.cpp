@@ -17,6 +17,13 @@ constexpr int kTimeoutMs = 50;
 const char* const kCalls[AR_CALL_KINDS] = {"device memory", "pinned memory", "copy",  "launch", "record",
                                            "wait",          "stream",        "event", "graph"};
 
+// Path peer needs peer access; the others are tested without it.
+Machine machine_for(int path) {
+  Machine m;
+  m.peers = path == AR_PATH_PEER;
+  return m;
+}
+
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 Case case_of(int path, int wire) {
@@ -50,7 +57,7 @@ TEST_P(NthCall, Fails) {
   int hit = 0;
   for (int n = 1;; n++) {
     ASSERT_LT(n, 500);
-    Rig r(Machine{}, 2, 1 << 20, 256 << 10, 2, kTimeoutMs);
+    Rig r(machine_for(path), 2, 1 << 20, 256 << 10, 2, kTimeoutMs);
     const Case c = case_of(path, wire);
     const size_t i = r.make(c);
     const int64_t before = ar_emulated_live_objects();
@@ -98,7 +105,7 @@ TEST_P(NthCall, Fails) {
   std::cout << hit << " faults of " << kCalls[kind] << "\n";
 }
 INSTANTIATE_TEST_SUITE_P(Eager, NthCall,
-                         testing::Combine(testing::Values(AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE),
+                         testing::Combine(testing::Values(AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE, AR_PATH_PEER),
                                           testing::Values(AR_F32, AR_BF16), testing::Range(0, AR_CALL_KINDS - 1)));
 
 // In a capture: an error, no abort word; the communicator and the streams go on.
@@ -108,7 +115,7 @@ TEST_P(NthCallCaptured, Fails) {
   const auto [path, wire, kind] = GetParam();
   for (int n = 1;; n++) {
     ASSERT_LT(n, 500);
-    Rig r(Machine{}, 2, 1 << 20, 256 << 10, 2, kTimeoutMs);
+    Rig r(machine_for(path), 2, 1 << 20, 256 << 10, 2, kTimeoutMs);
     const Case c = case_of(path, wire);
     const size_t i = r.make(c);
     int32_t status = AR_OK;
@@ -139,7 +146,7 @@ TEST_P(NthCallCaptured, Fails) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Graph, NthCallCaptured,
-                         testing::Combine(testing::Values(AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE),
+                         testing::Combine(testing::Values(AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE, AR_PATH_PEER),
                                           testing::Values(AR_F32, AR_BF16), testing::Range(0, int{AR_CALL_KINDS})));
 
 // A flag, or a word that carries one, that never arrives.
@@ -173,9 +180,9 @@ TEST(Faults, AFlagNeverArrives) {
 
 // A device that is lost in the middle of a call: an error for all, at once or after the deadline; the others live on.
 TEST(Faults, ADeviceIsLost) {
-  for (int path : {AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE})
+  for (int path : {AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE, AR_PATH_PEER})
     for (int64_t after = 0; after < 24; after++) {
-      Rig r(Machine{}, 2, 1 << 20, 64 << 10, 2, kTimeoutMs);
+      Rig r(machine_for(path), 2, 1 << 20, 64 << 10, 2, kTimeoutMs);
       const Case c = case_of(path, AR_BF16);
       const size_t i = r.make(c);
       r.enqueue(i);
@@ -184,7 +191,7 @@ TEST(Faults, ADeviceIsLost) {
       int32_t status = AR_OK;
       for (int k = 0; k < 3 && status == AR_OK; k++) status = r.call(i);
       if (status == AR_OK) status = ar_comm_wait(r.comm, -1, &r.e);
-      if (path == AR_PATH_INTERNAL && after > 2 && status == AR_OK) break;  // not reached
+      if (path != AR_PATH_COPY_ENGINE && after > 2 && status == AR_OK) break;  // not reached
       EXPECT_TRUE(status == AR_ERR_DEVICE_LOST || status == AR_ERR_TIMEOUT)
           << ar_path_name(path) << " after " << after << ": " << status << " " << r.e.message;
       const std::string text = r.e.message;

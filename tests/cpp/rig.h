@@ -130,6 +130,7 @@ struct Machine {
   int drive = AR_DRIVE_STEPPED;
   int devices = 2;
   std::function<void(ar_emulated_machine&)> tweak;  // of the emulated machine, before it is made
+  bool peers = false;                               // peer access between all devices, and path peer
   std::vector<double> links;                        // GB/s by rank, as the communicator is told; empty: not told
 };
 
@@ -146,6 +147,8 @@ class Rig {
       machine.schedule = m.schedule;
       machine.seed = m.seed;
       machine.lifetimes = 1;
+      for (int a = 0; m.peers && a < m.devices; a++)
+        for (int b = 0; b < m.devices; b++) machine.peer[a][b] = a != b;
       if (m.tweak) m.tweak(machine);
       expect_ok(ar_emulated_configure(&machine, 1, &e), e, "configure");
     } else {
@@ -167,6 +170,7 @@ class Rig {
     // compute-sanitizer slows kernels a hundredfold.
     o.spin_timeout_ms = timeout_ms == 0 && B == AR_BACKEND_CUDA ? 120000 : timeout_ms;
     o.first_epoch = first_epoch;
+    o.peer = m.peers;
     if (!m.links.empty()) o.link_gbs = m.links.data();
     expect_ok(ar_comm_create(&o, &comm, &e), e, "create");
     streams.resize(static_cast<size_t>(ranks));
