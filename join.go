@@ -95,7 +95,9 @@ func join(ctx context.Context, cfg Config, rank Rank) (*Comm, error) {
 	p := &party{group: group, rank: rank}
 	c, err := p.form(ctx, &s, backend, device, warnings)
 	if err != nil {
-		group.Abort(fmt.Sprintf("rank %d: %s", rank.Rank, strings.TrimPrefix(err.Error(), "allreduce: ")))
+		if !p.agreed { // else every rank has this error, and an abort could overtake it
+			group.Abort(fmt.Sprintf("rank %d: %s", rank.Rank, strings.TrimPrefix(err.Error(), "allreduce: ")))
+		}
 		group.Close()
 		return nil, err
 	}
@@ -154,10 +156,11 @@ func joinError(err error) error {
 
 // party is the connection to the other processes of a communicator.
 type party struct {
-	group *rendezvous.Group
-	rank  Rank
-	stop  chan struct{}
-	ended chan struct{}
+	group  *rendezvous.Group
+	rank   Rank
+	agreed bool // that there will be no communicator
+	stop   chan struct{}
+	ended  chan struct{}
 }
 
 // leave says goodbye and ends what runs beside the communicator.
@@ -239,6 +242,7 @@ func (p *party) agree(ctx context.Context, mine error) error {
 		if o.Sentinel == "" {
 			continue
 		}
+		p.agreed = true
 		if r == p.rank.Rank {
 			return mine
 		}
@@ -365,6 +369,7 @@ func (p *party) introduce(ctx context.Context, backend Backend, device int32) ([
 			if b := all[q]; a.Host == b.Host && a.UUID == b.UUID {
 				err := newError("", ErrArgument, "ranks %d and %d are on the same device, %s (%s): ranks of different processes need one each", q, r, a.UUID, a.BusID)
 				err.Rank, err.Device = p.rank.Rank, int(device)
+				p.agreed = true
 				return nil, err
 			}
 		}
@@ -484,7 +489,7 @@ func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, back
 		}
 	}
 	table, err := newRouteTable(s, &caps, p.rank.World)
-	if err != nil {
+	if err := p.agree(ctx, err); err != nil {
 		return nil, err
 	}
 	c := &Comm{core: handle, backend: backend, devices: devices[me : me+1], ranks: []int{me}, world: p.rank.World, table: table, party: p}

@@ -271,8 +271,8 @@ func TestDependenciesOfTheLibrary(t *testing.T) {
 	require.NoError(t, err, text)
 	allowed := map[string]bool{
 		"gpu.example/allreduce": true, "gpu.example/allreduce/device": true, "gpu.example/allreduce/internal/core": true,
-		"gpu.example/allreduce/internal/verdicts": true, "gpu.example/allreduce/internal/atomicfile": true,
 		"gpu.example/allreduce/internal/launch": true, "gpu.example/allreduce/internal/rendezvous": true, "golang.org/x/sys/unix": true,
+		"gpu.example/allreduce/internal/verdicts": true, "gpu.example/allreduce/internal/atomicfile": true,
 		"gpu.example/allreduce/internal/nvml": true, "github.com/NVIDIA/go-nvml/pkg/dl": true, "github.com/NVIDIA/go-nvml/pkg/nvml": true,
 	}
 	for path := range strings.FieldsSeq(text) {

@@ -338,34 +338,20 @@ func (j *runJob) run(ctx context.Context, report *runReport, printer *runPrinter
 	if err := emulateMachine(j.emulate); err != nil {
 		return nil, err
 	}
-	here := j.ranks
-	if j.rank != nil {
-		here = 1
-	}
-	driver, note, err := pickBackend(j.backend, here, j.devices)
+	driver, note, err := pickBackend(j.backend, ranksHere(j.rank, j.ranks), j.devices)
 	if err != nil {
 		return nil, err
 	}
 	if note != "" {
 		report.Warnings = append(report.Warnings, note)
 	}
-	var s *session
-	if j.rank != nil {
-		s, err = joinSession(ctx, driver, *j.rank, j.devices)
-	} else {
-		s, err = openSessionWith(driver, allreduce.Config{Ranks: j.ranks, Devices: j.devices, CacheDir: j.cache})
-	}
+	s, err := openSession(driver, createFor(ctx, j.rank), allreduce.Config{Ranks: j.ranks, Devices: j.devices, CacheDir: j.cache})
 	if err != nil {
 		return nil, err
 	}
 	defer s.close()
 	if err := report.describe(s); err != nil {
 		return nil, err
-	}
-	if j.rank != nil {
-		if err := report.describeAll(s); err != nil {
-			return nil, err
-		}
 	}
 	defer report.account(s)
 	printer.begin(report)

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +29,47 @@ import (
 
 // --launch N starts N processes of this command on this host, each one rank, with the variables of torchrun; what they do
 // is what they would do under torchrun, mpirun or srun. Rank 0 speaks; of the others errors are shown.
+
+// addLaunch adds --launch to a sub-command; ranksFlag is the name of the one that says how many ranks there are.
+func addLaunch(cmd *cobra.Command, s streams, ranksFlag string) {
+	var n int
+	flags, run := cmd.Flags(), cmd.RunE
+	flags.IntVar(&n, "launch", 0, "start this `number` of processes, one rank each, instead of having all ranks in this one")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !flags.Changed("launch") {
+			return run(cmd, args)
+		}
+		if ranks := flags.Lookup(ranksFlag); ranks.Changed && ranks.Value.String() != strconv.Itoa(n) {
+			return fmt.Errorf("--%s %s with --launch %d; allowed: one rank per process", ranksFlag, ranks.Value, n)
+		}
+		return launch(cmd.Context(), s, n, flagsAgain(cmd, "launch", ranksFlag))
+	}
+}
+
+// joinLaunched gives this process's place where a launcher has started several, nil where it is alone; ranks becomes their
+// number, unless another one was asked for.
+func joinLaunched(ranks *int, asked bool) (*allreduce.Rank, error) {
+	rank, err := launchedRank()
+	if err != nil || rank == nil {
+		return nil, err
+	}
+	if asked && *ranks != rank.World {
+		return nil, fmt.Errorf("%d ranks are asked for and %d processes were launched; allowed: one rank per process", *ranks, rank.World)
+	}
+	*ranks = rank.World
+	return rank, nil
+}
+
+// ranksHere is how many ranks are in this process.
+func ranksHere(rank *allreduce.Rank, ranks int) int {
+	if rank != nil {
+		return 1
+	}
+	return ranks
+}
+
+// silent says whether this process leaves speaking and files to rank 0.
+func silent(rank *allreduce.Rank) bool { return rank != nil && rank.Rank != 0 }
 
 // launch runs the command line without --launch in n processes and gives the worst exit code.
 func launch(ctx context.Context, s streams, n int, args []string) error {
@@ -148,6 +190,14 @@ func launchedRank() (*allreduce.Rank, error) {
 		return nil, err
 	}
 	return &rank, nil
+}
+
+// together is gatherJSON where there are several processes; alone, this one's value is all.
+func together[T any](s *session, mine T) ([]T, error) {
+	if s.comm.Ranks() == len(s.ranks) {
+		return []T{mine}, nil
+	}
+	return gatherJSON(s, mine)
 }
 
 // gatherJSON gives every process every rank's value, by rank: an all-gather by the communicator's own all-reduce. Every

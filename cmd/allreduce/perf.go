@@ -71,6 +71,8 @@ type perfJob struct {
 	Overlap   []int64  // payloads of the reductions beside compute; none: not asked for
 	Cache     string   // folder of the peer-access verdicts
 	Emulate   string   // what the emulated machine has
+
+	rank *allreduce.Rank // of this process, where a launcher started several; nil: all ranks are here
 }
 
 const (
@@ -107,16 +109,23 @@ they are 200, or as many as fit into --budget-ms, and the column iters says how 
 the same buffers, repeat by repeat in turn, and then its sweep of algorithms, protocols and channels in processes of their
 own that measure us as well. The bound is what bare copies of the same bytes take in this run.
 
+With --launch N, or started by torchrun, mpirun or srun, every rank is a process of its own, and rank 0 reports: the times
+are those on its stream. NCCL's sweep, the bound, --overlap and --timeline are left to runs in one process.
+
 On emulated devices the times are the simulated clock's and marked so: they say nothing about this machine.`,
 		Example: `  allreduce perf -b 8 -e 128M -f 2
   allreduce perf -b 1K -e 256M -f 4 --wire f32,bf16 --modes eager,graph --vs nccl --json-file r.json --plot r.html
   allreduce perf -b 16M -e 16M --overlap --vs nccl
+  allreduce perf -b 1K -e 256M -f 4 --launch 2 --vs nccl
   allreduce perf -b 64K -e 1M -n 20 -w 5 -G 20 -d half
   allreduce perf --format bench >new.txt && benchstat old.txt new.txt`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			changed := cmd.Flags().Changed
 			if f.precision {
+				if rank, err := launchedRank(); err != nil || rank != nil {
+					return errors.Join(err, errors.New("--precision is for one process; allowed: without --launch, torchrun, mpirun or srun"))
+				}
 				precision.backend, precision.seed, precision.asJSON, precision.jsonFile = f.backend, f.seed, f.asJSON, f.jsonFile
 				if changed("ngpus") {
 					precision.ranks = []int{f.ranks}
@@ -177,6 +186,7 @@ On emulated devices the times are the simulated clock's and marked so: they say 
 	flags.Float64Var(&f.maxBandwidthPercent, "max-bandwidth", 5, "with --check: `percent` by which bandwidth from 512K on may be lower")
 	flags.BoolVar(&f.precision, "precision", false, "measure errors instead of times: each wire against float64, and what they do to logits")
 	precision.register(flags)
+	addLaunch(cmd, s, "ngpus")
 	return cmd
 }
 
@@ -193,8 +203,15 @@ func (f *perfFlags) job(changed func(string) bool) (*perfJob, error) {
 	if f.emulate != "" && f.backend == "cuda" {
 		return nil, errors.New("--emulate needs --backend emulated")
 	}
-	if f.ranks < 1 || f.ranks > maxRanks {
-		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 1 to %d", f.ranks, maxRanks)
+	var err error
+	if j.rank, err = joinLaunched(&j.Ranks, changed("ngpus")); err != nil {
+		return nil, err
+	}
+	if j.Ranks < 1 || j.Ranks > maxRanks {
+		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 1 to %d", j.Ranks, maxRanks)
+	}
+	if err := f.fitProcesses(j, changed); err != nil {
+		return nil, err
 	}
 	for _, n := range []struct {
 		flag            string
@@ -222,7 +239,6 @@ func (f *perfFlags) job(changed func(string) bool) (*perfJob, error) {
 		}
 		j.Iters = f.iters
 	}
-	var err error
 	if j.Devices, err = parseDevices(f.devices, j.Ranks); err != nil {
 		return nil, err
 	}
@@ -251,17 +267,35 @@ func (f *perfFlags) job(changed func(string) bool) (*perfJob, error) {
 	if slices.Contains(f.libraries, "") {
 		return nil, errors.New("--nccl-lib is empty; allowed: a library's name or path")
 	}
-	return j, f.checkFiles(changed)
+	return j, f.checkFiles(j, changed)
+}
+
+// fitProcesses refuses what needs all devices in one process, and leaves out what is measured unasked.
+func (f *perfFlags) fitProcesses(j *perfJob, changed func(string) bool) error {
+	if j.rank == nil {
+		return nil
+	}
+	for flag, asked := range map[string]bool{"--overlap": f.overlap, "--timeline": f.timeline != "", "--bound": changed("bound") && f.bound,
+		"--sweep " + f.sweep: f.sweep == "full" || f.sweep == "short", "--nccl-lib more than once": len(f.libraries) > 1} {
+		if asked {
+			return fmt.Errorf("%s is for one process; allowed: without --launch, torchrun, mpirun or srun", flag)
+		}
+	}
+	j.Bound, f.sweep = false, "none"
+	if silent(j.rank) { // rank 0 writes the files
+		f.jsonFile, f.csvFile, f.plotFile, f.baseline = "", "", "", ""
+	}
+	return nil
 }
 
 // checkFiles refuses what could not be written at the end.
-func (f *perfFlags) checkFiles(changed func(string) bool) error {
+func (f *perfFlags) checkFiles(j *perfJob, changed func(string) bool) error {
 	for _, file := range []struct{ flag, path, allowed string }{
 		{"--json-file", f.jsonFile, ""}, {"--csv", f.csvFile, ""},
 		{"--plot", f.plotFile, ".svg .html"}, {"--timeline", f.timeline, ".svg .json"},
 	} {
 		if file.path == "" {
-			if changed(strings.TrimPrefix(file.flag, "--")) {
+			if changed(strings.TrimPrefix(file.flag, "--")) && !silent(j.rank) {
 				return fmt.Errorf("%s names no file", file.flag)
 			}
 			continue

@@ -86,7 +86,7 @@ func (c *childJob) run(ctx context.Context) (out childReport) {
 	if err != nil {
 		return fail(err)
 	}
-	rig, err := openRig(driver, j, j.Libraries[0])
+	rig, err := openRig(ctx, driver, j, j.Libraries[0])
 	if err != nil {
 		return fail(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"gpu.example/allreduce"
@@ -85,7 +86,11 @@ func (r *perfRig) newTrial(ctx context.Context, s *side, c cell) (t *trial, err 
 	if err := s.synchronize(); err != nil {
 		return nil, err
 	}
-	t.plan = r.job.plan(c, time.Since(start)/probes, len(t.sets))
+	each, err := t.slowest(time.Since(start) / probes)
+	if err != nil {
+		return nil, err
+	}
+	t.plan = r.job.plan(c, each, len(t.sets))
 	t.route = s.comm.RouteFor(t.sets[0][0]) // after the warm-up: what could not be allocated has its substitute
 	if c.mode == modeGraph {
 		if t.graph, err = t.capture(); err != nil {
@@ -101,6 +106,15 @@ func (r *perfRig) newTrial(ctx context.Context, s *side, c cell) (t *trial, err 
 		}
 	}
 	return t, interrupted(ctx)
+}
+
+// slowest is the longest of the processes' times, so that all make the same plan.
+func (t *trial) slowest(mine time.Duration) (time.Duration, error) {
+	all, err := together(&t.session, mine)
+	if err != nil {
+		return 0, err
+	}
+	return slices.Max(all), nil
 }
 
 // buffers are those of one window.
@@ -266,7 +280,16 @@ func (t *trial) repeat(ctx context.Context) error {
 	}
 	t.samples = append(t.samples, samples...)
 	t.runs = append(t.runs, median(samples))
-	return t.count()
+	before := t.wrong
+	if err := t.count(); err != nil {
+		return err
+	}
+	all, err := together(&t.session, t.wrong-before)
+	t.wrong = before
+	for _, wrong := range all {
+		t.wrong += wrong
+	}
+	return err
 }
 
 // eager enqueues batches of reductions back to back, each into a window of its own, with events between them. A sample
@@ -361,6 +384,9 @@ func (t *trial) replay() (samples []float64, err error) {
 					return nil, err
 				}
 			}
+			if err := t.level(); err != nil {
+				return nil, err
+			}
 			if err := t.driver.Record(dev, events[2*i], stream); err != nil {
 				return nil, err
 			}
@@ -390,6 +416,15 @@ func (t *trial) replay() (samples []float64, err error) {
 		done += n
 	}
 	return samples, nil
+}
+
+// level lets no rank's stream go on before all ranks have come to it, where they are in several processes: a sample would
+// begin with waiting for the others.
+func (t *trial) level() error {
+	if t.rig.beat == nil {
+		return nil
+	}
+	return t.comm.AllReduce([]allreduce.Buffer{{Send: t.rig.beat[0], Recv: t.rig.beat[0], Count: 1, Type: allreduce.F32, Stream: t.streams[0]}})
 }
 
 // compete measures trials in turn, repeat by repeat: A B A B.

@@ -27,7 +27,7 @@ type perfPrinter struct {
 
 func newPerfPrinter(s streams, f *perfFlags, job *perfJob) *perfPrinter {
 	p := &perfPrinter{streams: s, flags: f, job: job, text: !f.asJSON && f.format == "text"}
-	if file, ok := s.err.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+	if file, ok := s.err.(*os.File); ok && !silent(job.rank) && term.IsTerminal(int(file.Fd())) {
 		p.bar = progressbar.NewOptions(len(job.Sizes)*len(job.Modes), progressbar.OptionSetWriter(file),
 			progressbar.OptionSetDescription("measuring"), progressbar.OptionClearOnFinish(), progressbar.OptionShowCount())
 	}
@@ -69,6 +69,9 @@ func (p *perfPrinter) begin(r *perfReport) {
 		datatypeNames[p.job.Type], r.Seed, counted(r.Repeats, "repeat"))
 	for _, d := range r.Devices {
 		p.printf("# device %d (rank %s): %s, %s%s%s\n", d.Index, joinInts(d.Ranks), d.Name, d.BusID, linkWords(d), peerWords(d))
+	}
+	if r.Processes > 1 {
+		p.printf("# one process per rank: %d; times are those on rank 0's stream\n", r.Processes)
 	}
 	if r.Driver != "" {
 		p.printf("# driver %s\n", r.Driver)

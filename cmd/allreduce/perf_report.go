@@ -27,6 +27,7 @@ type perfReport struct {
 	Card        string            `json:"card"`
 	Driver      string            `json:"driver"`
 	Ranks       int               `json:"ranks"`
+	Processes   int               `json:"processes"`
 	Type        string            `json:"type"`
 	Op          string            `json:"op"`
 	Repeats     int               `json:"repeats"`
@@ -127,7 +128,7 @@ type perfMemory struct {
 
 func newPerfReport(j *perfJob) *perfReport {
 	r := &perfReport{Format: perfFormat, Date: time.Now().UTC().Format(time.RFC3339), Command: slices.Clone(os.Args),
-		Environment: relevantEnvironment(), Version: allreduce.Version(), Backend: j.Backend, Seed: j.Seed, Ranks: j.Ranks,
+		Environment: relevantEnvironment(), Version: allreduce.Version(), Backend: j.Backend, Seed: j.Seed, Ranks: j.Ranks, Processes: j.Ranks / ranksHere(j.rank, j.Ranks),
 		Graph: slices.Contains(j.Modes, modeGraph), Type: j.Type.String(), Op: j.Op.String(), Repeats: j.Repeats,
 		Warmup: j.Warmup, BudgetMs: j.Budget.Milliseconds(), Checked: j.Check, Devices: []runDevice{}, NCCL: []perfLibrary{},
 		Results: []perfRow{}, Overlap: []overlapRow{}, Memory: []perfMemory{}, Warnings: []string{}}
@@ -215,7 +216,7 @@ func (t *trial) times() perfTimes {
 	}
 	if us > 0 {
 		p.AlgbwGBs = round3(float64(t.cell.bytes) / us / 1e3)
-		p.BusbwGBs = round3(float64(t.cell.bytes) / us / 1e3 * busFactor(len(t.devices)))
+		p.BusbwGBs = round3(float64(t.cell.bytes) / us / 1e3 * busFactor(t.rig.job.Ranks))
 	}
 	return p
 }

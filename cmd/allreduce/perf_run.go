@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -23,6 +25,9 @@ func perfAndReport(ctx context.Context, s streams, f *perfFlags, job *perfJob) e
 		}
 	}
 	report := newPerfReport(job)
+	if silent(job.rank) {
+		s.out = io.Discard
+	}
 	printer := newPerfPrinter(s, f, job)
 	start := time.Now()
 	err := job.run(ctx, f, report, printer)
@@ -59,7 +64,7 @@ func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, pri
 	if err := emulateMachine(j.Emulate); err != nil {
 		return err
 	}
-	driver, note, err := pickBackend(j.Backend, j.Ranks, j.Devices)
+	driver, note, err := pickBackend(j.Backend, ranksHere(j.rank, j.Ranks), j.Devices)
 	if err != nil {
 		return err
 	}
@@ -75,7 +80,7 @@ func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, pri
 	if f.timeline != "" && driver.Backend() != device.Emulated {
 		return errors.New("--timeline needs emulated devices for now: --backend emulated")
 	}
-	rig, err := openRig(driver, j, j.Libraries[0])
+	rig, err := openRig(ctx, driver, j, j.Libraries[0])
 	if err != nil {
 		return err
 	}
@@ -157,7 +162,9 @@ func (r *perfRig) measureSizes(ctx context.Context, report *perfReport, printer 
 func (r *perfRig) measureCell(ctx context.Context, bytes int64, mode string) ([]perfRow, error) {
 	c := cell{bytes: bytes, mode: mode}
 	rows := make([]perfRow, len(r.ours))
-	for wire, members := range r.byWire(bytes) {
+	groups := r.byWire(bytes)
+	for _, wire := range slices.Sorted(maps.Keys(groups)) { // all processes in the same order
+		members := groups[wire]
 		list := slices.Clone(members.sides)
 		if r.job.VsNCCL {
 			s, err := r.ncclSide(allreduce.Type(wire))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -23,6 +24,7 @@ type perfRig struct {
 	events   [][]device.Event // [rank][i], recorded outside captures only
 	forks    []device.Event   // one per rank; inside captures and outside alternately would not do
 	captured []device.Event   // the same for captures
+	beat     []device.Ptr     // across processes: a reduction that nobody looks at, after which the ranks are level
 }
 
 // side is one of the things compared: a communicator on the rig's streams.
@@ -61,9 +63,9 @@ func (r *perfRig) config(v variant) allreduce.Config {
 }
 
 // openRig makes our communicators, streams and buffers. The caller closes the rig.
-func openRig(driver device.Driver, job *perfJob, library string) (r *perfRig, err error) {
+func openRig(ctx context.Context, driver device.Driver, job *perfJob, library string) (r *perfRig, err error) {
 	r = &perfRig{job: job, library: library, nccl: map[allreduce.Type]*side{}}
-	if r.session, err = openSessionWith(driver, r.config(job.Variants[0])); err != nil {
+	if r.session, err = openSession(driver, createFor(ctx, job.rank), r.config(job.Variants[0])); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -96,6 +98,13 @@ func openRig(driver device.Driver, job *perfJob, library string) (r *perfRig, er
 	}
 	if r.arena, err = r.newArena(); err != nil {
 		return nil, err
+	}
+	if job.rank != nil {
+		p, err := r.malloc(r.devices[0], alignment)
+		if err != nil {
+			return nil, err
+		}
+		r.beat = []device.Ptr{p}
 	}
 	return r, r.loadKernels()
 }
@@ -212,7 +221,7 @@ func (r *perfRig) fillArena(a *arena) error {
 	period := min(a.bytes, arenaPeriod)
 	for from := int64(0); from < period; from += piece {
 		reduction := reference.Reduction{Type: reference.Type(r.job.Type), Wire: reference.Type(r.job.Type), Op: reference.Op(r.job.Op)}
-		for rank := range r.devices {
+		for rank := range r.job.Ranks {
 			input := make([]byte, min(piece, period-from))
 			reference.Fill(input, reference.Integers, reduction.Type, r.job.Seed*1_000_003+uint64(from), rank)
 			reduction.Inputs = append(reduction.Inputs, input)
@@ -223,7 +232,7 @@ func (r *perfRig) fillArena(a *arena) error {
 		}
 		at := device.Ptr(from)
 		for rank, dev := range r.devices {
-			if err := r.driver.CopyToDevice(dev, a.send[rank]+at, reduction.Inputs[rank]); err != nil {
+			if err := r.driver.CopyToDevice(dev, a.send[rank]+at, reduction.Inputs[r.ranks[rank]]); err != nil {
 				return err
 			}
 			if err := r.driver.CopyToDevice(dev, a.want[rank]+at, want); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/csv"
 	"encoding/json"
 	"encoding/xml"
@@ -367,7 +368,7 @@ func TestPerfBound(t *testing.T) {
 		for rank := range job.Devices {
 			job.Devices[rank] = rank % 2
 		}
-		rig, err := openRig(driver, job, "")
+		rig, err := openRig(context.Background(), driver, job, "")
 		require.NoError(t, err)
 		defer rig.close()
 		b, err := rig.newBounder()

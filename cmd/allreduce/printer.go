@@ -21,7 +21,7 @@ type runPrinter struct {
 
 func newRunPrinter(s streams, text bool, job *runJob) *runPrinter {
 	p := &runPrinter{streams: s, job: job, text: text}
-	if file, ok := s.err.(*os.File); ok && (job.rank == nil || job.rank.Rank == 0) && term.IsTerminal(int(file.Fd())) {
+	if file, ok := s.err.(*os.File); ok && !silent(job.rank) && term.IsTerminal(int(file.Fd())) {
 		launches := 1
 		if job.graph {
 			launches = replays + 1

@@ -135,12 +135,7 @@ func (r *runReport) describe(s *session) error {
 	if !r.Simulated {
 		r.askNVML()
 	}
-	return nil
-}
-
-// describeAll adds the devices of the other processes.
-func (r *runReport) describeAll(s *session) error {
-	all, err := gatherJSON(s, r.Devices)
+	all, err := together(s, r.Devices)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 // session is one communicator with its devices and a stream per rank.
 type session struct {
 	driver  device.Driver
+	create  creator
 	comm    *allreduce.Comm
 	ranks   []int // of this process
 	devices []int // of each of them
@@ -19,7 +20,8 @@ type session struct {
 	cleanup []func()
 }
 
-// pickBackend opens the devices that --backend means. note says why auto did not take GPUs.
+// pickBackend opens the devices that --backend means for so many ranks of this process. note says why auto did not take
+// GPUs.
 func pickBackend(backend string, ranks int, devices []int) (driver device.Driver, note string, err error) {
 	if backend == "emulated" {
 		driver, err = device.Open(device.Emulated)
@@ -47,9 +49,25 @@ func pickBackend(backend string, ranks int, devices []int) (driver device.Driver
 	return driver, note + ": emulated devices, times are simulated", err
 }
 
-// openSessionWith makes the communicator first: it decides what the emulated machine looks like.
-func openSessionWith(driver device.Driver, config allreduce.Config) (s *session, err error) {
-	s = &session{driver: driver}
+// creator makes communicators.
+type creator func(allreduce.Config) (*allreduce.Comm, error)
+
+// createFor gives New, or Join where this process is one rank among several. Config.Devices has every rank's.
+func createFor(ctx context.Context, rank *allreduce.Rank) creator {
+	if rank == nil {
+		return allreduce.New
+	}
+	return func(c allreduce.Config) (*allreduce.Comm, error) {
+		if c.Devices != nil {
+			c.Ranks, c.Devices = 0, c.Devices[rank.Rank:][:1]
+		}
+		return allreduce.Join(ctx, c, *rank)
+	}
+}
+
+// openSession makes the communicator first: it decides what the emulated machine looks like.
+func openSession(driver device.Driver, create creator, config allreduce.Config) (s *session, err error) {
+	s = &session{driver: driver, create: create}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -58,25 +76,6 @@ func openSessionWith(driver device.Driver, config allreduce.Config) (s *session,
 	if s.comm, err = s.newComm(config); err != nil {
 		return s, err
 	}
-	return s, s.equip()
-}
-
-// joinSession opens a session of one rank among several processes.
-func joinSession(ctx context.Context, driver device.Driver, rank allreduce.Rank, devices []int) (s *session, err error) {
-	s = &session{driver: driver}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
-	config := allreduce.Config{Backend: s.backend()}
-	if devices != nil {
-		config.Devices = []int{devices[rank.Rank]}
-	}
-	if s.comm, err = allreduce.Join(ctx, config, rank); err != nil {
-		return s, err
-	}
-	s.later(func() { _ = s.comm.Close() })
 	return s, s.equip()
 }
 
@@ -97,7 +96,7 @@ func (s *session) equip() error {
 // newComm makes another communicator on the session's backend, closed by close.
 func (s *session) newComm(config allreduce.Config) (*allreduce.Comm, error) {
 	config.Backend = s.backend()
-	comm, err := allreduce.New(config)
+	comm, err := s.create(config)
 	if err == nil {
 		s.later(func() { _ = comm.Close() })
 	}

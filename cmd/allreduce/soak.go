@@ -52,6 +52,7 @@ type soakJob struct {
 	schedule device.Schedule
 	mutate   string
 	command  []string
+	rank     *allreduce.Rank // of this process, where a launcher started several; nil: all ranks are here
 }
 
 const (
@@ -74,10 +75,14 @@ flight before the host waits, and check every result bit for bit against a CPU r
 and is reported in full, with the command that repeats it.
 
 On emulated devices the run is stepped: the same seed and flags give the same run, and a hazard checker watches the order
-of every access. On GPUs results are compared where they are.`,
+of every access. On GPUs results are compared where they are.
+
+With --launch N, or started by torchrun, mpirun or srun, every rank is a process of its own: all do the same calls, the
+first finding of any rank ends the run, and rank 0 reports. Emulated devices then work as they can, not stepped.`,
 		Example: `  allreduce soak --duration 60s --json
   allreduce soak --duration 4m --sizes 4K --idle 3s
   allreduce soak -b 4 -e 64M --paths internal,copy-engine --wire f32,bf16 --seed 7
+  allreduce soak --launch 4 --duration 60s
   allreduce soak --backend emulated --ranks 4 --schedule adversarial --duration 10m`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -109,6 +114,7 @@ of every access. On GPUs results are compared where they are.`,
 	_ = flags.MarkHidden("mutate")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON object")
 	flags.StringVar(&f.jsonFile, "json-file", "", "write the JSON object to this `file` as well")
+	addLaunch(cmd, s, "ranks")
 	return cmd
 }
 
@@ -117,6 +123,18 @@ func (f *soakFlags) job(cmd *cobra.Command) (*soakJob, error) {
 	changed := cmd.Flags().Changed
 	j := &soakJob{backend: f.backend, ranks: f.ranks, duration: f.duration, calls: f.calls, seed: f.seed, idle: f.idle,
 		mutate: f.mutate, anyPath: !changed("paths"), command: repeatable(cmd)}
+	var err error
+	if j.rank, err = joinLaunched(&j.ranks, changed("ranks")); err != nil {
+		return nil, err
+	}
+	if j.rank != nil {
+		if changed("schedule") {
+			return nil, errors.New("--schedule is for one process; allowed: without --launch, torchrun, mpirun or srun")
+		}
+		if silent(j.rank) {
+			f.jsonFile = ""
+		}
+	}
 	switch {
 	case f.duration <= 0 || f.duration > maxSoak:
 		return nil, fmt.Errorf("--duration %s is not allowed; allowed: above 0, up to %s", f.duration, maxSoak)
@@ -124,8 +142,8 @@ func (f *soakFlags) job(cmd *cobra.Command) (*soakJob, error) {
 		return nil, fmt.Errorf("--calls %d is not allowed; allowed: 0 (no limit) and up", f.calls)
 	case f.idle < 0 || f.idle > maxIdle:
 		return nil, fmt.Errorf("--idle %s is not allowed; allowed: 0 to %s", f.idle, maxIdle)
-	case f.ranks < 2 || f.ranks > maxRanks:
-		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 2 to %d", f.ranks, maxRanks)
+	case j.ranks < 2 || j.ranks > maxRanks:
+		return nil, fmt.Errorf("%d ranks are not allowed; allowed: 2 to %d", j.ranks, maxRanks)
 	}
 	if changed("schedule") && (f.backend == "cuda" || os.Getenv("GGML_CUDA_AR_EMULATED") != "") {
 		return nil, errors.New("--schedule is for emulated devices, and not beside GGML_CUDA_AR_EMULATED, whose file says drive and schedule")
@@ -137,7 +155,7 @@ func (f *soakFlags) job(cmd *cobra.Command) (*soakJob, error) {
 		}
 		return nil, fmt.Errorf("--mutate: %q is no ordering primitive; allowed: %s", f.mutate, strings.Join(names, ", "))
 	}
-	err := j.schedule.UnmarshalText([]byte(f.schedule))
+	err = j.schedule.UnmarshalText([]byte(f.schedule))
 	if err != nil {
 		return nil, err
 	}

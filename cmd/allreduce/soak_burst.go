@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"gpu.example/allreduce"
 	"gpu.example/allreduce/device"
@@ -20,7 +21,7 @@ type burst struct {
 	stride  int64
 	n       int
 	inPlace bool
-	sets    []int // of each rank: which of its streams
+	sets    []int // of each rank here: which of its streams
 	from    int64 // where the first takes its inputs in the pool
 	to      int64 // and where it puts its results in recv
 	route   allreduce.Route
@@ -46,8 +47,10 @@ func (r *soakRig) draw(rng *rand.Rand, to, room int64) (burst, bool) {
 	if rng.IntN(4) == 0 {
 		b.op = allreduce.Avg
 	}
-	for range r.devices {
-		b.sets = append(b.sets, rng.IntN(streamSets))
+	for rank := range r.job.ranks {
+		if set := rng.IntN(streamSets); slices.Contains(r.ranks, rank) {
+			b.sets = append(b.sets, set)
+		}
 	}
 	b.bytes = r.job.size(rng.Float64(), b.typ)
 	b.stride = soakStride(b.bytes)
@@ -138,6 +141,9 @@ func (r *soakRig) capture(rng *rand.Rand, slot int) (g *soakGraph, err error) {
 		if !fits {
 			break
 		}
+		if b.route.Path == allreduce.PathCopyEngine && r.job.rank != nil {
+			continue // across processes that path cannot be captured
+		}
 		at += b.used()
 		g.bursts, g.calls, g.bytes = append(g.bursts, b), g.calls+int64(b.n), g.bytes+int64(b.n)*b.bytes
 	}
@@ -216,7 +222,7 @@ func (r *soakRig) inspect(b *burst) (wrongCalls int64, first *soakFinding, equal
 			}
 			bad = true
 			if first == nil {
-				first = b.finding(i, rank, got, expected)
+				first = b.finding(i, r.ranks[rank], got, expected)
 			}
 		}
 		if bad {

@@ -25,6 +25,7 @@ type soakReport struct {
 	Seed        uint64        `json:"seed"`
 	Schedule    string        `json:"schedule"` // of emulated devices; "" on GPUs
 	Ranks       int           `json:"ranks"`
+	Processes   int           `json:"processes"`
 	Devices     []runDevice   `json:"devices"`
 	Duration    float64       `json:"duration_seconds"` // asked for
 	Seconds     float64       `json:"seconds"`
@@ -77,6 +78,7 @@ const (
 	findingMismatch = "mismatch" // a result is wrong
 	findingHazard   = "hazard"   // the emulated machine saw accesses out of order
 	findingFailure  = "failure"  // a call or a wait failed
+	findingPeer     = "rank"     // the process of another rank found something, which is the text
 )
 
 // soakFinding is the first thing that was wrong. A mismatch names the element; call counts reductions from 0.
@@ -134,7 +136,7 @@ func (f *soakFinding) String() string {
 }
 
 func newSoakReport(j *soakJob) *soakReport {
-	return &soakReport{Backend: j.backend, Graph: j.graph, Seed: j.seed, Ranks: j.ranks, Devices: []runDevice{},
+	return &soakReport{Backend: j.backend, Graph: j.graph, Seed: j.seed, Ranks: j.ranks, Processes: j.ranks / ranksHere(j.rank, j.ranks), Devices: []runDevice{},
 		Duration: j.duration.Seconds(), Results: []*soakRow{}, Skipped: []soakSkipped{}, Also: []string{}, Memory: []perfMemory{},
 		Warnings: []string{}, rows: map[soakRowKey]*soakRow{}}
 }
@@ -148,7 +150,7 @@ func (r *soakReport) begin(rig *soakRig) error {
 	r.Backend, r.Simulated, r.Devices = run.Backend, run.Simulated, run.Devices
 	r.Warnings = append(r.Warnings, run.Warnings...)
 	r.Skipped = append(r.Skipped, rig.skipped...)
-	if r.Simulated {
+	if r.Simulated && r.Processes == 1 {
 		r.Schedule = device.CurrentMachine().Schedule.String()
 	}
 	return nil
@@ -213,7 +215,7 @@ func (r *soakReport) account(rig *soakRig) {
 func repeatable(cmd *cobra.Command) []string {
 	words := strings.Fields(cmd.CommandPath())
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if f.Name != "json" && f.Name != "json-file" && f.Name != "calls" {
+		if f.Name != "json" && f.Name != "json-file" && f.Name != "calls" && f.Name != "launch" {
 			words = append(words, "--"+f.Name+"="+f.Value.String())
 		}
 	})
@@ -230,7 +232,7 @@ type soakPrinter struct {
 
 func newSoakPrinter(s streams, text bool, job *soakJob) *soakPrinter {
 	p := &soakPrinter{streams: s, text: text}
-	if file, ok := s.err.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+	if file, ok := s.err.(*os.File); ok && !silent(job.rank) && term.IsTerminal(int(file.Fd())) {
 		p.bar = progressbar.NewOptions64(max(int64(job.duration/time.Second), 1), progressbar.OptionSetWriter(file),
 			progressbar.OptionSetDescription("soaking"), progressbar.OptionClearOnFinish(), progressbar.OptionShowCount(),
 			progressbar.OptionSetPredictTime(false), progressbar.OptionThrottle(200*time.Millisecond))
@@ -254,7 +256,10 @@ func (p *soakPrinter) tick(elapsed time.Duration, r *soakReport) {
 // begin prints what is known before the first reduction.
 func (p *soakPrinter) begin(r *soakReport) {
 	order := ""
-	if r.Simulated {
+	switch {
+	case r.Processes > 1:
+		order = ", one process per rank"
+	case r.Simulated:
 		order = ", schedule " + r.Schedule
 	}
 	p.printf("%s on %s devices for %s, seed %d%s\n", counted(r.Ranks, "rank"), r.Backend, time.Duration(r.Duration*float64(time.Second)), r.Seed, order)

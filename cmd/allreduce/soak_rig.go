@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -69,7 +70,7 @@ type poolKey struct {
 
 type pool struct {
 	inputs [][]byte     // of each rank
-	device []device.Ptr // the same on the devices; nobody writes them
+	device []device.Ptr // those of the ranks here, on their devices; nobody writes them
 }
 
 // wantKey names what the reductions of a pool must give.
@@ -99,12 +100,13 @@ func (j *soakJob) configureMachine() error {
 }
 
 // openSoak makes everything; the caller closes the rig, also after a failure.
-func openSoak(driver device.Driver, job *soakJob) (r *soakRig, err error) {
-	r = &soakRig{job: job, session: &session{driver: driver}, pools: map[poolKey]*pool{}, wants: map[wantKey][]device.Ptr{},
+func openSoak(ctx context.Context, driver device.Driver, job *soakJob) (r *soakRig, err error) {
+	r = &soakRig{job: job, session: &session{driver: driver, create: createFor(ctx, job.rank)}, pools: map[poolKey]*pool{}, wants: map[wantKey][]device.Ptr{},
 		counters: make([]byte, device.CountersBytes)}
 	if err := r.openLanes(); err != nil {
 		return r, err
 	}
+	r.comm = r.lanes[0].comm
 	r.ranks, r.devices = r.lanes[0].comm.LocalRanks(), r.lanes[0].comm.Devices()
 	for set := range streamSets {
 		for _, dev := range r.devices {
@@ -118,6 +120,9 @@ func openSoak(driver device.Driver, job *soakJob) (r *soakRig, err error) {
 				return r, err
 			}
 			r.streams[set] = append(r.streams[set], stream)
+			if set == 0 {
+				r.session.streams = append(r.session.streams, stream)
+			}
 			r.events[set], r.captured[set] = append(r.events[set], events[0]), append(r.captured[set], events[1])
 		}
 	}
@@ -273,14 +278,17 @@ func (r *soakRig) pool(key poolKey) (*pool, error) {
 		return p, nil
 	}
 	p := &pool{}
-	for rank, dev := range r.devices {
+	for rank := range r.job.ranks {
 		input := make([]byte, r.poolSize)
 		r.fill(input, key, rank)
-		ptr, err := r.upload(dev, input)
+		p.inputs = append(p.inputs, input)
+	}
+	for local, dev := range r.devices {
+		ptr, err := r.upload(dev, p.inputs[r.ranks[local]])
 		if err != nil {
 			return nil, err
 		}
-		p.inputs, p.device = append(p.inputs, input), append(p.device, ptr)
+		p.device = append(p.device, ptr)
 	}
 	r.pools[key] = p
 	return p, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -44,6 +45,9 @@ type soakStep struct {
 // soakAndReport runs the job and prints what came out, also where it could not be finished.
 func soakAndReport(ctx context.Context, s streams, f *soakFlags, job *soakJob) error {
 	report := newSoakReport(job)
+	if silent(job.rank) {
+		s.out = io.Discard
+	}
 	printer := newSoakPrinter(s, !f.asJSON, job)
 	err := job.run(ctx, report, printer)
 	report.OK = err == nil && report.Finding == nil
@@ -56,7 +60,7 @@ func soakAndReport(ctx context.Context, s streams, f *soakFlags, job *soakJob) e
 
 // run opens the devices and soaks. What fails before the first call is an error; what fails later is a finding.
 func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrinter) error {
-	driver, note, err := pickBackend(j.backend, j.ranks, j.devices)
+	driver, note, err := pickBackend(j.backend, ranksHere(j.rank, j.ranks), j.devices)
 	if err != nil {
 		return err
 	}
@@ -67,12 +71,12 @@ func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrin
 	if j.mutate != "" && !emulated {
 		return errors.New("--mutate is for emulated devices; --backend emulated takes them")
 	}
-	if emulated {
+	if emulated && j.rank == nil { // processes cannot be stepped
 		if err := j.configureMachine(); err != nil {
 			return err
 		}
 	}
-	r, err := openSoak(driver, j)
+	r, err := openSoak(ctx, driver, j)
 	defer r.close()
 	if err != nil {
 		return err
@@ -94,17 +98,56 @@ func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrin
 		report.Seconds = round3(time.Since(start).Seconds())
 		s.destroyGraphs()
 	}()
-	for time.Since(start) < j.duration && (j.calls == 0 || report.Calls < j.calls) {
+	for more := j.calls == 0 || report.Calls < j.calls; more; {
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
-		if err := s.oneBatch(ctx); err != nil || report.Finding != nil {
+		if err := s.oneBatch(ctx); err != nil {
+			return err
+		}
+		over := time.Since(start) >= j.duration || j.calls > 0 && report.Calls >= j.calls
+		if over, err = s.together(ctx, over); err != nil || report.Finding != nil {
 			return err
 		}
 		report.Batches++
 		printer.tick(time.Since(start), report)
+		more = !over
 	}
 	return nil
+}
+
+// together tells the other processes what this one found, and takes over what they did: the first finding of any rank ends
+// the run on all. over is rank 0's, since the processes' clocks are not one.
+func (s *soakState) together(ctx context.Context, over bool) (bool, error) {
+	if s.job.rank == nil || s.comm.Err() != nil { // a failure is found by every rank itself
+		return over, nil
+	}
+	type word struct {
+		Over       bool
+		Mismatches int64
+		Finding    string
+		Nap        time.Duration
+	}
+	mine := word{Over: over, Mismatches: s.report.Mismatches}
+	if f := s.report.Finding; f != nil {
+		mine.Finding = f.String()[:min(len(f.String()), 1000)]
+	}
+	if s.job.rank.Rank == 0 {
+		mine.Nap = s.gap()
+	}
+	all, err := gatherJSON(s.session, mine)
+	if err != nil {
+		s.found(&soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(err)})
+		return true, nil
+	}
+	for rank, theirs := range all {
+		if theirs.Finding != "" && rank != s.job.rank.Rank {
+			s.report.Mismatches = max(s.report.Mismatches, theirs.Mismatches)
+			s.found(&soakFinding{Kind: findingPeer, Call: s.report.Calls, Rank: rank, Text: theirs.Finding})
+		}
+	}
+	s.rest(ctx, all[0].Nap)
+	return all[0].Over, nil
 }
 
 // oneBatch enqueues many calls, waits once and checks them all. It fails with what is no finding: no memory.
@@ -189,6 +232,9 @@ func (s *soakState) enqueueBatch(ctx context.Context) error {
 		} else {
 			calls++ // an empty slot
 		}
+		if calls == before {
+			calls++ // a graph of nothing
+		}
 		if before <= nap && nap < calls {
 			s.nap(ctx)
 		}
@@ -196,12 +242,26 @@ func (s *soakState) enqueueBatch(ctx context.Context) error {
 	return nil
 }
 
-// nap leaves the devices idle for a while, in about a tenth of the time. It changes nothing of what is done.
+// nap leaves the devices idle for a while, in about a tenth of the time. It changes nothing of what is done. Several
+// processes rest together, between batches, or some would wait for the others.
 func (s *soakState) nap(ctx context.Context) {
+	if s.job.rank == nil {
+		s.rest(ctx, s.gap())
+	}
+}
+
+// gap is how long the devices shall be idle now.
+func (s *soakState) gap() time.Duration {
 	if s.job.idle == 0 || time.Since(s.napped) < s.job.idle/2*(idleShare-1) {
+		return 0
+	}
+	return s.job.idle/10 + time.Duration(s.naps.Float64()*0.9*float64(s.job.idle))
+}
+
+func (s *soakState) rest(ctx context.Context, gap time.Duration) {
+	if gap == 0 {
 		return
 	}
-	gap := s.job.idle/10 + time.Duration(s.naps.Float64()*0.9*float64(s.job.idle))
 	select {
 	case <-time.After(gap):
 		s.report.IdleGaps++

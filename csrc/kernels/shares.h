@@ -57,9 +57,9 @@ struct Shares {
   int world;
   int locals;
   int blocks;  // that take part, per rank
-  int abort_words;
   uint32_t* abort;   // this process's abort word
   uint32_t* aborts;  // those of all processes, 128 bytes apart
+  int abort_words;
   uint64_t timeout_ns;
   Finish finish_;
   uint32_t call;

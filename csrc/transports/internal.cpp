@@ -23,7 +23,7 @@ static_assert(kPinned <= kSharedInternal, "spec 2.1: at most 4 MiB pinned per GP
 
 class Internal final : public Transport {
  public:
-  explicit Internal(Comm& comm) : comm_(comm), launches_(comm, AR_PATH_INTERNAL), missing_(launches_.too_old("internal")) {
+  explicit Internal(Comm& comm) : comm_(comm), launches_(comm), missing_(launches_.too_old("internal")) {
     if (comm.far()) missing_ = "path internal goes through memory of one host, and the ranks are on several";
   }
 
@@ -124,7 +124,7 @@ class Internal final : public Transport {
 
     const int64_t packs = divide_up((k.rounds == 1 ? k.last_share : k.share) * wire_size, pack_bytes);
     return launches_.launch_all(
-        call, k, threads_for(packs), Order::internal_join, [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); },
+        call, k, AR_PATH_INTERNAL, threads_for(packs), Order::internal_join, [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); },
         e);
   }
 

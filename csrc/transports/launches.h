@@ -10,12 +10,12 @@ namespace AR_NS {
 
 class Launches {
  public:
-  Launches(Comm& comm, int path) : comm_(comm), path_(path), lead_(static_cast<size_t>(comm.world()), -1) {
-    for (int r : comm.locals()) {
-      int lead = r;
-      for (int q : comm.locals())
-        if (q < lead && comm.rank(q).device == comm.rank(r).device) lead = q;
-      lead_[static_cast<size_t>(r)] = lead;
+  explicit Launches(Comm& comm) : comm_(comm) {
+    for (int r = 0; r < comm.world(); r++) {
+      int lead = comm.local(r) ? r : -1;
+      for (int q = r - 1; q >= 0 && lead >= 0; q--)
+        if (comm.local(q) && comm.rank(q).device == comm.rank(r).device) lead = q;
+      lead_.push_back(lead);
     }
   }
   bool leads(int r) const { return lead_[static_cast<size_t>(r)] == r; }
@@ -38,7 +38,7 @@ class Launches {
   // resident[lead] to the blocks that its device holds at once.
   template <template <class, class> class K>
   int32_t load(int* resident, ar_error* e) const {
-    for (int r : comm_.locals()) {
+    for (int r = 0; r < comm_.world(); r++) {
       if (!leads(r)) continue;
       Code c = set_device(comm_.rank(r).device);
       for_all_types([&](auto t, auto w) {
@@ -69,7 +69,7 @@ class Launches {
   // Launches k on each device for all its ranks; epochs(r) are rank r's. The launch is on the stream of the device's first
   // rank: it waits for the others' streams, and they for it.
   template <class K, class Epochs>
-  int32_t launch_all(Call& call, K& k, int threads, Order join, Epochs epochs, ar_error* e) const {
+  int32_t launch_all(Call& call, K& k, int path, int threads, Order join, Epochs epochs, ar_error* e) const {
     const int n = comm_.world();
     for (int lead = 0; lead < n; lead++) {
       if (!leads(lead)) continue;
@@ -87,7 +87,7 @@ class Launches {
         local.rank = r;
         local.epochs = epochs(r);
         local.records = comm_.board()->records[r];
-        local.signature = comm_.signature(call, path_, r);
+        local.signature = comm_.signature(call, path, r);
         if (p.stream == stream) continue;
         if (const int32_t s = comm_.record(call.lane[r]->ready, r, p.stream, e)) return s;
         if (const int32_t s = comm_.await(join, r, stream, call.lane[r]->ready, e)) return s;
@@ -113,7 +113,6 @@ class Launches {
  private:
   static constexpr int kEarlyLaunch = 9;  // compute capability with programmatic dependent launch
   Comm& comm_;
-  int path_;
   std::vector<int> lead_;
 };
 

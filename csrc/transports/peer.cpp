@@ -31,11 +31,11 @@ constexpr int64_t kRingAlign = 128;  // no two blocks write one line
 
 class Peer final : public Transport {
  public:
-  Peer(Comm& comm, bool allowed) : comm_(comm), launches_(comm, AR_PATH_PEER) {
+  Peer(Comm& comm, bool allowed) : comm_(comm), launches_(comm) {
     missing_ = launches_.too_old("peer");
     if (!allowed) missing_ = "peer access is neither proven nor trusted";
     if (comm.world() == 1) missing_ = "one rank has no peers";
-    if (comm.split()) missing_ = "path peer does not cross processes yet";
+    if (comm.split()) missing_ = "path peer does not reach across processes yet";
     for (int r = 0; r < comm.world() && missing_.empty(); r++)
       for (int q = 0; q < comm.world() && missing_.empty(); q++) {
         const int a = comm.rank(r).device, b = comm.rank(q).device;
@@ -186,7 +186,7 @@ class Peer final : public Transport {
       k.last_part = k.last_share / n;
       const int64_t packs = divide_up(k.rounds == 1 ? k.last_part : k.part, kPack);
       return launches_.launch_all(
-          call, k, threads_for(packs), Order::peer_join, [&](int r) { return epochs_[r] + kFlagScatter * kMaxBlocks; },
+          call, k, AR_PATH_PEER, threads_for(packs), Order::peer_join, [&](int r) { return epochs_[r] + kFlagScatter * kMaxBlocks; },
           e);
     }
     Push<T, W> k;
@@ -199,7 +199,7 @@ class Peer final : public Transport {
     cut(&k, call.count, (k.ll ? shape_.ll_bytes / 2 : shape_.one_bytes) / wire_size, kPack);
     const int64_t packs = divide_up((k.rounds == 1 ? k.last_share : k.share) * wire_size, pack_bytes);
     return launches_.launch_all(
-        call, k, threads_for(packs), Order::peer_join,
+        call, k, AR_PATH_PEER, threads_for(packs), Order::peer_join,
         [&](int r) { return epochs_[r] + (k.ll ? kFlagGather : kFlagOneShot) * kMaxBlocks; }, e);
   }
 

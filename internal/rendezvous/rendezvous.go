@@ -283,20 +283,14 @@ func (g *Group) Close() {
 
 // next is the member's next message of a kind, within ctx.
 func (g *Group) next(ctx context.Context, m *member, kind byte) (message, error) {
+	select { // what came before the end of the group counts
+	case got, open := <-m.inbox:
+		return g.accept(m, got, open, kind)
+	default:
+	}
 	select {
 	case got, open := <-m.inbox:
-		if !open {
-			err := &LostError{Rank: m.rank, Text: fmt.Sprintf("rank %d has closed", m.rank)}
-			g.fail(err)
-			return message{}, err
-		}
-		if got.kind != kind || got.sequence != g.sequence {
-			got.closeFiles()
-			err := fmt.Errorf("rendezvous: rank %d is at step %d, rank %d at step %d", m.rank, got.sequence, g.rank, g.sequence)
-			g.Abort(err.Error())
-			return message{}, err
-		}
-		return got, nil
+		return g.accept(m, got, open, kind)
 	case <-g.done:
 		return message{}, g.Err()
 	case <-ctx.Done():
@@ -304,6 +298,21 @@ func (g *Group) next(ctx context.Context, m *member, kind byte) (message, error)
 		g.Abort(fmt.Sprintf("rank %d gave up waiting for rank %d", g.rank, m.rank))
 		return message{}, err
 	}
+}
+
+func (g *Group) accept(m *member, got message, open bool, kind byte) (message, error) {
+	if !open {
+		err := &LostError{Rank: m.rank, Text: fmt.Sprintf("rank %d has closed", m.rank)}
+		g.fail(err)
+		return message{}, err
+	}
+	if got.kind != kind || got.sequence != g.sequence {
+		got.closeFiles()
+		err := fmt.Errorf("rendezvous: rank %d is at step %d, rank %d at step %d", m.rank, got.sequence, g.rank, g.sequence)
+		g.Abort(err.Error())
+		return message{}, err
+	}
+	return got, nil
 }
 
 func (g *Group) send(m *member, kind byte, payload []byte, files []*os.File) error {
