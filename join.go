@@ -205,7 +205,6 @@ type introduction struct {
 	UUID    string
 	BusID   string
 	LinkGBs float64
-	Verdict verdict // of the ranks' devices that this process sees
 }
 
 // outcome is what a rank tells of a step that may have failed.
@@ -283,18 +282,21 @@ func (p *party) form(ctx context.Context, s *settings, backend Backend, device i
 	if err != nil {
 		return nil, err
 	}
+	peers, err := p.findPeers(ctx, s, backend, all)
+	if err != nil {
+		return nil, err
+	}
 	world, me := p.rank.World, p.rank.Rank
 	options := core.Options{
 		Backend: int32(backend), Devices: make([]int32, world), LinkGBs: make([]float64, world),
 		RingBytes: s.ringBytes, ChunkBytes: s.copyChunkBytes, Blocks: int32(s.blocks),
 		SpinTimeoutMs: int32(max(s.spinTimeout/time.Millisecond, 1)), NoOp: s.noop,
-		NCCLLib: ncclLibrary(s, backend), NCCLNoPeer: s.p2p == P2POff,
+		NCCLLib: ncclLibrary(s, backend), NCCLNoPeer: peers.forbidsNCCL(s), Peer: peers.allowed(s),
 		Ranks: []int32{int32(me)}, SharedFD: -1,
 	}
-	oneHost, worst := !s.rendezvousTCP(), all[0].Verdict
+	oneHost := !s.rendezvousTCP()
 	for r, i := range all {
 		options.Devices[r], options.LinkGBs[r] = i.Device, i.LinkGBs
-		worst = min(worst, i.Verdict)
 	}
 	if oneHost {
 		memory, err := p.share(ctx, core.SharedBytes(world, s.ringBytes))
@@ -318,12 +320,12 @@ func (p *party) form(ctx context.Context, s *settings, backend Backend, device i
 		}
 		return nil, err
 	}
-	c, err := p.finish(ctx, handle, s, backend, options.Devices, worst)
+	c, err := p.finish(ctx, handle, s, backend, options.Devices, peers)
 	if err != nil {
 		handle.Free()
 		return nil, err
 	}
-	c.begin(s, warnings)
+	c.begin(s, append(warnings, peers.warnings...))
 	return c, nil
 }
 
@@ -355,8 +357,6 @@ func (p *party) introduce(ctx context.Context, backend Backend, device int32) ([
 	mine.UUID, mine.BusID = info.UUID, info.BusID
 	links, _ := linkRates(backend, []int32{device})
 	mine.LinkGBs = links[0]
-	// Peer access between processes goes through IPC handles, which no path uses yet: unproven at best.
-	mine.Verdict = verdictDenied
 	if err := p.agree(ctx, failed); err != nil {
 		return nil, err
 	}
@@ -464,9 +464,12 @@ type capabilityAcross struct {
 }
 
 // finish finds the paths that exist on every rank and allocates what they need.
-func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, backend Backend, devices []int32, worst verdict) (*Comm, error) {
+func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, backend Backend, devices []int32, peers *peerAccess) (*Comm, error) {
 	me := p.rank.Rank
-	caps := capabilitiesOf(handle, &peerAccess{verdict: worst})
+	if err := p.openPeers(ctx, handle, s, peers); err != nil {
+		return nil, err
+	}
+	caps := capabilitiesOf(handle, peers)
 	var mine [numPaths]capabilityAcross
 	for path := range Path(numPaths) {
 		c := caps.of(path)
@@ -511,7 +514,6 @@ func (p *party) finish(ctx context.Context, handle *core.Comm, s *settings, back
 			return nil, err
 		}
 	}
-	// Here each rank will hand the others handles of its peer buffers.
 	if err := p.group.Barrier(ctx); err != nil {
 		return nil, joinError(err)
 	}

@@ -103,6 +103,15 @@ func (c *child) end(t *testing.T, limit time.Duration) int {
 
 // joinChild is a rank in a process of its own.
 func joinChild(script string) int {
+	if os.Getenv("AR_TEST_PEERS") != "" {
+		if err := device.ConfigureOnce(peersMachine(4)); err != nil {
+			fmt.Println("error:", err)
+			return 1
+		}
+	}
+	if os.Getenv("AR_TEST_CANNOT_OPEN") == os.Getenv("RANK") {
+		device.Fail(device.CallIPCOpen, 1)
+	}
 	d, err := device.Open(device.Emulated)
 	if err == nil {
 		err = childScript(d, script)
@@ -136,7 +145,8 @@ func childScript(d device.Driver, script string) (err error) {
 	if j.stream, err = d.NewStream(j.dev); err != nil {
 		return err
 	}
-	fmt.Println("joined")
+	route := comm.Route(3000*4, allreduce.F32, allreduce.Sum)
+	fmt.Println("joined", route.Path, route.Reason, comm.Stats().Warnings)
 	defer func() {
 		start := time.Now()
 		if e := j.close(); err == nil {
@@ -219,6 +229,52 @@ func TestJoinProcesses(t *testing.T) {
 	}
 }
 
+// Over path peer: each process stores into the memory of the others, which it opened by handles.
+func TestJoinPeers(t *testing.T) {
+	for _, world := range []int{2, 4} {
+		for r, c := range startChildren(t, world, "jobs", peersTrusted...) {
+			require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+			require.Contains(t, c.text(), "joined peer peer access is trusted")
+		}
+	}
+	for r, c := range startChildren(t, 2, "cycles", peersTrusted...) {
+		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+	}
+}
+
+var peersTrusted = []string{"AR_TEST_PEERS=1", "GGML_CUDA_P2P=1"}
+
+// One rank cannot open a peer's memory: all go through the host, and all say why.
+func TestJoinPeersNotOpened(t *testing.T) {
+	for r, c := range startChildren(t, 3, "jobs", append(peersTrusted, "AR_TEST_CANNOT_OPEN=1")...) {
+		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+		require.Contains(t, c.text(), "joined internal")
+		require.Contains(t, c.text(), "rank 1: rank 1 cannot open the memory of rank 0: fault injected")
+	}
+}
+
+// Verdicts that an earlier probe has kept.
+func TestJoinPeersProven(t *testing.T) {
+	d, err := device.Open(device.Emulated)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	with := []string{"AR_TEST_PEERS=1", "GGML_CUDA_AR_CACHE_DIR=" + dir}
+	for r, c := range startChildren(t, 2, "jobs", with...) {
+		require.Zero(t, c.end(t, 60*time.Second), "rank %d:\n%s", r, c.text())
+		require.Contains(t, c.text(), "peer access not proven: run allreduce probe")
+	}
+	keepVerdicts(t, dir, d, 2, nil)
+	for r, c := range startChildren(t, 2, "jobs", with...) {
+		require.Zero(t, c.end(t, 60*time.Second), "rank %d:\n%s", r, c.text())
+		require.Contains(t, c.text(), "joined peer peer access is proven")
+	}
+	keepVerdicts(t, dir, d, 2, map[string]string{"0-1": "broken"})
+	for r, c := range startChildren(t, 2, "jobs", with...) {
+		require.Zero(t, c.end(t, 60*time.Second), "rank %d:\n%s", r, c.text())
+		require.Contains(t, c.text(), "peer access is broken: device 0 to device 1")
+	}
+}
+
 // Join, reduce and Close again and again: nothing piles up. AR_TEST_CYCLES sets how often.
 func TestJoinCycles(t *testing.T) {
 	for r, c := range startChildren(t, 2, "cycles") {
@@ -229,7 +285,11 @@ func TestJoinCycles(t *testing.T) {
 // kill -9 in the middle: every survivor reports the same within the deadline, closes and ends.
 func TestJoinKilled(t *testing.T) {
 	for _, victim := range []int{0, 3} {
-		children := startChildren(t, 4, "loop")
+		var over []string
+		if victim == 3 {
+			over = peersTrusted
+		}
+		children := startChildren(t, 4, "loop", over...)
 		children[victim].await(t, "step 3")
 		require.NoError(t, children[victim].Process.Kill())
 		start := time.Now()
@@ -283,7 +343,11 @@ func TestJoinKilledAnywhere(t *testing.T) {
 		if i >= moments { // on a busy machine a process may have gone on before it dies
 			aim = killPhases[slices.IndexFunc(killPhases, missed)]
 		}
-		children := startChildren(t, 3, "phases", "GGML_CUDA_AR_SPIN_TIMEOUT_MS=3000")
+		with := []string{"GGML_CUDA_AR_SPIN_TIMEOUT_MS=3000"}
+		if i%2 == 1 {
+			with = append(with, peersTrusted...)
+		}
+		children := startChildren(t, 3, "phases", with...)
 		for range 1 + random.IntN(3) { // not always the first time
 			children[victim].await(t, "phase "+aim)
 			if aim == "rendezvous" || aim == "close" {

@@ -52,13 +52,18 @@ func lookAtPeers(s *settings, backend Backend, devices []int32) (peerAccess, err
 		return peerAccess{verdict: granted}, err
 	}
 	cache, note := openVerdicts(s, backend, devices)
+	return consult(context.Background(), s, cache, note), nil
+}
+
+// consult reads the verdicts, and has a probe made where they are missing; note says why there is no cache.
+func consult(ctx context.Context, s *settings, cache *verdictCache, note string) peerAccess {
 	var p peerAccess
 	if cache == nil {
 		p.verdict = verdictUnproven
 	} else {
 		var complete bool
 		if p, complete = cache.judge(); !complete && cache.mayProbe(s) {
-			if note = cache.probe(s); note == "" {
+			if note = cache.probe(ctx, s); note == "" {
 				p, _ = cache.judge()
 			}
 		}
@@ -74,7 +79,7 @@ func lookAtPeers(s *settings, backend Backend, devices []int32) (peerAccess, err
 		p.warnings = []string{"GGML_CUDA_P2P=1 takes the driver's word for peer access, but " + found +
 			"; wrong results or hangs are possible where the machine does not deliver it"}
 	}
-	return p, nil
+	return p
 }
 
 // driverGrants is what the driver says: denied, one device, or unproven where it grants access for every pair.
@@ -109,6 +114,7 @@ type verdictCache struct {
 	backend Backend
 	devices []int32 // each once
 	about   map[int32]verdicts.Device
+	blind   bool // some devices are not seen from this process, and have negative numbers here
 }
 
 // openVerdicts finds the file; nil where there can be none, which note explains where a person could change it. Emulated
@@ -186,11 +192,11 @@ var severity = map[verdict]int{verdictUnsupported: 1, verdictSlow: 2, verdictInc
 
 // mayProbe: New never starts a probe for emulated devices, nor where the answer would change nothing.
 func (c *verdictCache) mayProbe(s *settings) bool {
-	return c.backend == BackendCUDA && s.p2p == P2PAuto && (s.algorithm == AlgorithmAuto || s.algorithm == AlgorithmPeer)
+	return c.backend == BackendCUDA && !c.blind && s.p2p == P2PAuto && (s.algorithm == AlgorithmAuto || s.algorithm == AlgorithmPeer)
 }
 
 // probe lets the allreduce command find the verdicts of these devices; it says what went wrong.
-func (c *verdictCache) probe(s *settings) string {
+func (c *verdictCache) probe(ctx context.Context, s *settings) string {
 	command := findProbeCommand(s.probeCommand)
 	if command == "" {
 		return "run allreduce probe (New finds that command in Config.ProbeCommand, beside the executable or in PATH)"
@@ -200,7 +206,7 @@ func (c *verdictCache) probe(s *settings) string {
 		list = append(list, fmt.Sprint(d))
 	}
 	pairs := len(c.devices) * (len(c.devices) - 1)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(pairs+1)*probePatience)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(pairs+1)*probePatience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command, "probe", "--backend", c.backend.String(), "--devices", strings.Join(list, ","), "--cache", c.dir)
 	var said bytes.Buffer

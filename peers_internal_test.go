@@ -24,7 +24,7 @@ func TestProbeCommand(t *testing.T) {
 	} {
 		command := filepath.Join(dir, "command")
 		require.NoError(t, os.WriteFile(command, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
-		got := c.probe(&settings{probeCommand: command})
+		got := c.probe(t.Context(), &settings{probeCommand: command})
 		if want == "" {
 			assert.Empty(t, got)
 			continue
@@ -34,10 +34,10 @@ func TestProbeCommand(t *testing.T) {
 	text, err := os.ReadFile(said)
 	require.NoError(t, err)
 	assert.Equal(t, "probe --backend cuda --devices 0,2,3 --cache "+dir+"\n", string(text))
-	assert.Contains(t, c.probe(&settings{probeCommand: "/nonexistent/command"}), "probe failed")
+	assert.Contains(t, c.probe(t.Context(), &settings{probeCommand: "/nonexistent/command"}), "probe failed")
 
 	t.Setenv("PATH", dir)
-	assert.Contains(t, c.probe(&settings{}), "run allreduce probe")
+	assert.Contains(t, c.probe(t.Context(), &settings{}), "run allreduce probe")
 	require.NoError(t, os.Rename(filepath.Join(dir, "command"), filepath.Join(dir, "allreduce")))
 	assert.Equal(t, filepath.Join(dir, "allreduce"), findProbeCommand(""))
 }

@@ -22,6 +22,7 @@
 #include "emulated/hazards.cpp"
 #include "emulated/links.cpp"
 #include "emulated/memory.cpp"
+#include "emulated/ipc.cpp"
 #include "emulated/nccl_host.cpp"
 #include "emulated/ops.cpp"
 #include "emulated/peers.cpp"

@@ -78,6 +78,8 @@ AR_ON_COMM(comm_prepare, (ar_comm * comm, int64_t max_bytes, int32_t path, ar_er
 AR_ON_COMM(comm_wait, (ar_comm * comm, int64_t timeout_us, ar_error* e), comm, timeout_us, e)
 AR_ON_COMM(comm_error, (ar_comm * comm, ar_error* e), comm, e)
 AR_ON_COMM(comm_close, (ar_comm * comm, ar_error* e), comm, e)
+AR_ON_COMM(comm_export_peer, (ar_comm * comm, int32_t rank, uint8_t* handle, ar_error* e), comm, rank, handle, e)
+AR_ON_COMM(comm_import_peers, (ar_comm * comm, const uint8_t* handles, ar_error* e), comm, handles, e)
 AR_ON_COMM(comm_lose, (ar_comm * comm, int32_t rank, const char* text, ar_error* e), comm, rank, text, e)
 #undef AR_ON_COMM
 

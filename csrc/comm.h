@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -84,8 +85,9 @@ struct Lanes {
 
 struct Owned {
   void* ptr = nullptr;
-  int device = -1;      // -1: pinned
-  int64_t mapped = 0;   // bytes of a mapped file: registered, not allocated
+  int device = -1;       // -1: pinned
+  int64_t mapped = 0;    // bytes of a mapped file: registered, not allocated
+  bool opened = false;   // another process's, opened by its handle
 };
 
 // Memory with one owner count: the communicator, each graph that captured it, the reaper. Never frees by itself (the last
@@ -96,6 +98,10 @@ struct Storage {
   std::vector<Event> events;
   std::vector<int> stream_device, event_device;
   std::vector<Mark> ends;  // eager ends to pass before anything is freed
+  // Across processes: whoever has opened a rank's memory closes it before its owner frees it. The words are in the board,
+  // by rank, of the ranks that have opened (own, others).
+  std::vector<uint32_t*> own_left, others_left;
+  std::chrono::steady_clock::time_point left{};  // when the own ones were set
 };
 
 struct RankInfo {
@@ -117,6 +123,8 @@ class Comm : public ar_comm {
   int32_t error(ar_error* e);
   void stats(ar_stats* out);
   int32_t lose(int rank, const char* text);
+  int32_t export_peer(int rank, uint8_t* handle, ar_error* e);
+  int32_t import_peers(const uint8_t* handles, ar_error* e);
   int32_t close(ar_error* e);
 
   // For the transports.
@@ -154,8 +162,12 @@ class Comm : public ar_comm {
     abort_all();
   }
 
-  // Memory of the communicator, owned by its Storage, not cleared. Leaves the rank's device current.
-  int32_t allocate_device(int rank, int64_t bytes, void** out, ar_error* e);
+  // Memory of the communicator, owned by its Storage, not cleared.
+  // Leaves the rank's device current. Exported: other processes open it (Transport::export_memory).
+  int32_t allocate_device(int rank, int64_t bytes, void** out, ar_error* e, bool exported = false);
+  // What another process's rank `of` has exported, for a rank of this one; note_opened after the last.
+  int32_t open_exported(int rank, int of, const uint8_t* handle, void** out, ar_error* e);
+  void note_opened();
   int32_t allocate_pinned(int rank, int64_t bytes, void** host, void** device, ar_error* e);
   // Pinned memory that a rank writes and all read; of a rank of another process the same bytes. `at` is the place among the
   // path's staging of all ranks.
@@ -247,6 +259,8 @@ int32_t comm_error(ar_comm*, ar_error*);
 int32_t comm_stats(ar_comm*, ar_stats*);
 int32_t comm_close(ar_comm*, ar_error*);
 int32_t comm_lose(ar_comm*, int32_t, const char*, ar_error*);
+int32_t comm_export_peer(ar_comm*, int32_t, uint8_t*, ar_error*);
+int32_t comm_import_peers(ar_comm*, const uint8_t*, ar_error*);
 int32_t comm_free(ar_comm*);
 int32_t nccl_id(const char* lib, int32_t p2p_disable, uint8_t* id, ar_error* e);  // transports/nccl.cpp
 

@@ -107,6 +107,42 @@ int Comm::closed_peer() const {
   return -1;
 }
 
+int32_t Comm::export_peer(int r, uint8_t* handle, ar_error* e) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (r < 0 || r >= world_ || !local(r)) return fail(e, AR_ERR_ARGUMENT, {r, -1, 0}, "rank %d is not of this process", r);
+  DeviceGuard guard;
+  RelaxedCapture relaxed;
+  return transports_[AR_PATH_PEER]->export_memory(r, handle, e);
+}
+
+int32_t Comm::import_peers(const uint8_t* handles, ar_error* e) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const int32_t s = latched(e)) return s;
+  DeviceGuard guard;
+  RelaxedCapture relaxed;
+  return transports_[AR_PATH_PEER]->import_memory(handles, e);
+}
+
+int32_t Comm::open_exported(int r, int of, const uint8_t* handle, void** out, ar_error* e) {
+  const RankInfo& info = ranks_[static_cast<size_t>(r)];
+  Code c = set_device(info.device);
+  if (c == kOk) c = ipc_open(out, handle);
+  if (c != kOk)
+    return fail(e, AR_ERR_UNSUPPORTED, {r, info.device, c}, "rank %d cannot open the memory of rank %d: %s", r, of,
+                code_text(c));
+  Owned o;
+  o.ptr = *out;
+  o.device = info.device;
+  o.opened = true;
+  storage_->all.push_back(o);
+  return AR_OK;
+}
+
+// From now on the memory that was exported is freed only after all have closed what they opened of it.
+void Comm::note_opened() {
+  for (int r = 0; r < world_; r++) (local(r) ? storage_->own_left : storage_->others_left).push_back(&board_->left[r].v);
+}
+
 int32_t Comm::publish(Mark& mark, Told what, int slot, int r, Stream stream, ar_error* e) {
   if (local(r))
     if (const int32_t s = record(mark, r, stream, e)) return s;

@@ -36,6 +36,7 @@ struct Board {
   Vec16 records[8][128];  // of failed waits, by rank and block (kernels/shares.h)
   Word abort[8];          // by the first rank of a process; a kernel polls its own
   Word closed[8];         // by rank: its process has closed the communicator in peace
+  Word left[8];           // by rank: it has closed the memory that others gave it
   Word told[8][static_cast<int>(Told::count)][2];
   SignatureLine signatures[8][kSignatures];
   Word latch;        // 0: no failure yet, 1: being written, 2: `failure` is the one that all ranks report

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
@@ -36,7 +37,10 @@ Reaper& reaper() {
 void free_owned(const Owned& a) {
   if (a.device >= 0) {
     set_device(a.device);
-    free_device(a.ptr);
+    if (a.opened)
+      ipc_close(a.ptr);
+    else
+      free_device(a.ptr);
   } else if (a.mapped > 0) {
     unregister_pinned(a.ptr);
     munmap(a.ptr, static_cast<size_t>(a.mapped));
@@ -60,6 +64,27 @@ void free_all(Storage& s) {
     free_owned(a);
   }
   s = Storage{};
+}
+
+// How long memory that other processes have opened waits for them, before they count as dead.
+constexpr std::chrono::seconds kLeavePatience{5};
+
+// Whether no other process has memory of it open any more; closes what it has of theirs first. Nothing enqueued uses it.
+bool left_by_all(Storage& s) {
+  if (s.own_left.empty()) return true;
+  const auto now = std::chrono::steady_clock::now();
+  if (s.left == std::chrono::steady_clock::time_point()) {
+    DeviceGuard guard;
+    RelaxedCapture relaxed;
+    for (Owned& a : s.all)
+      if (a.opened) free_owned(a);
+    s.all.erase(std::remove_if(s.all.begin(), s.all.end(), [](const Owned& a) { return a.opened; }), s.all.end());
+    for (uint32_t* w : s.own_left) __atomic_store_n(w, 1u, __ATOMIC_RELEASE);
+    s.left = now;
+  }
+  for (const uint32_t* w : s.others_left)
+    if (__atomic_load_n(w, __ATOMIC_ACQUIRE) == 0 && now - s.left < kLeavePatience) return false;
+  return true;
 }
 }  // namespace
 
@@ -94,7 +119,7 @@ size_t reap() {
     std::lock_guard<std::mutex> lock(reaper().mutex);
     auto& all = reaper().waiting;
     for (size_t i = 0; i < all.size();) {
-      if (all[i].use_count() == 1 && passed(*all[i])) {
+      if (all[i].use_count() == 1 && passed(*all[i]) && left_by_all(*all[i])) {
         dead.push_back(std::move(all[i]));
         all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
       } else {
@@ -147,11 +172,12 @@ int32_t Comm::runtime_error(Code code, int rank, const char* what, ar_error* e) 
   return fail(e, status, where, "%s: %s", what, code_text(code));
 }
 
-int32_t Comm::allocate_device(int rank, int64_t bytes, void** out, ar_error* e) {
+int32_t Comm::allocate_device(int rank, int64_t bytes, void** out, ar_error* e, bool exported) {
   RelaxedCapture relaxed;
   const RankInfo& info = ranks_[static_cast<size_t>(rank)];
+  const size_t size = static_cast<size_t>(bytes);
   Code c = set_device(info.device);
-  if (c == kOk) c = malloc_device(out, static_cast<size_t>(bytes));
+  if (c == kOk) c = exported ? malloc_exported(out, size) : malloc_device(out, size);
   if (c != kOk) {
     Where where{rank, info.device, c};
     if (code_is_memory(c))

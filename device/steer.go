@@ -23,6 +23,7 @@ const (
 	CallStreamCreate Call = 6
 	CallEventCreate  Call = 7
 	CallGraph        Call = 8
+	CallIPCOpen      Call = 9 // of memory that another process has exported
 )
 
 // Fail lets the nth next call of a kind fail once (1: the next), on the emulated machine; 0 takes that back.

@@ -105,7 +105,7 @@ void block_told(const void* p, const ReleaseRef& release) {
   Lock l(w.mu);
   if (release == nullptr || release == w.last_told) return;
   const Allocation* a = w.find(p, 1);
-  if (a == nullptr || !a->foreign) return;
+  if (a == nullptr || !a->foreign()) return;
   w.last_told = release;
   Release all = w.told != nullptr ? *w.told : *release;
   Knowledge::raise(all.reads, release->reads);
@@ -120,7 +120,7 @@ void block_heard(Block& b, const void* p) {
   {
     Lock l(w.mu);
     const Allocation* a = w.find(p, 1);
-    if (a != nullptr && a->foreign) told = w.told;
+    if (a != nullptr && a->foreign()) told = w.told;
   }
   if (told != nullptr) block_learns(b, told);
 }

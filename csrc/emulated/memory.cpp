@@ -1,5 +1,6 @@
 // Device and pinned memory: ordinary host memory in a registry, so that every pointer can be checked.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -40,6 +41,12 @@ static void give_bytes(void* p, size_t bytes) {
 #endif
   std::free(p);
   (void)bytes;
+}
+
+// What was mapped for other processes' sake; registered memory stays the program's.
+static void give_mapped(const Allocation& a) {
+  if (a.origin == Origin::exported || a.origin == Origin::imported) munmap(reinterpret_cast<void*>(a.base), a.bytes);
+  if (a.fd >= 0) close(a.fd);
 }
 
 static Allocation* find_in(std::map<uintptr_t, Allocation>& all, uintptr_t a, size_t bytes) {
@@ -88,20 +95,26 @@ Code World::allocate(void** p, size_t bytes, MemoryKind kind, int device) {
   if (q == nullptr) return kMemory;
   std::memset(q, kPoison, bytes);
   Allocation a;
-  a.base = reinterpret_cast<uintptr_t>(q);
-  a.bytes = bytes;
   a.kind = kind;
   a.device = device;
+  adopt(q, bytes, std::move(a));
+  if (d != nullptr) d->used_bytes += static_cast<int64_t>(bytes);
+  *p = q;
+  return kOk;
+}
+
+// Makes memory of the machine from a range that is nobody's yet.
+void World::adopt(void* p, size_t bytes, Allocation a) {
+  a.base = reinterpret_cast<uintptr_t>(p);
+  a.bytes = bytes;
   a.id = next_handle++;
   for (auto it = freed.lower_bound(a.base); it != freed.end() && it->first < a.base + bytes;) it = freed.erase(it);
   if (auto it = freed.lower_bound(a.base); it != freed.begin()) {
     --it;
     if (it->second.base + it->second.bytes > a.base) freed.erase(it);
   }
+  if (a.foreign()) foreign++;
   memory.emplace(a.base, std::move(a));
-  if (d != nullptr) d->used_bytes += static_cast<int64_t>(bytes);
-  *p = q;
-  return kOk;
 }
 
 void World::release(uintptr_t base) {
@@ -111,10 +124,12 @@ void World::release(uintptr_t base) {
   memory.erase(it);
   a.lines = {};
   a.shadow = {};
-  if (a.kind == MemoryKind::device) devices[static_cast<size_t>(a.device)].used_bytes -= static_cast<int64_t>(a.bytes);
+  if (a.kind == MemoryKind::device && a.origin != Origin::imported)
+    devices[static_cast<size_t>(a.device)].used_bytes -= static_cast<int64_t>(a.bytes);
   void* p = reinterpret_cast<void*>(base);
-  if (a.foreign) {
+  if (a.foreign()) {
     foreign--;
+    give_mapped(a);
   } else if (a.bytes > kQuarantineBytes) {
     give_bytes(p, a.bytes);
   } else {
@@ -132,8 +147,12 @@ void World::release(uintptr_t base) {
 }
 
 void World::release_all() {
-  for (auto& m : memory)
-    if (!m.second.foreign) give_bytes(reinterpret_cast<void*>(m.first), m.second.bytes);
+  for (auto& m : memory) {
+    if (m.second.foreign())
+      give_mapped(m.second);
+    else
+      give_bytes(reinterpret_cast<void*>(m.first), m.second.bytes);
+  }
   memory.clear();
   foreign = 0;
   told.reset();
@@ -175,12 +194,12 @@ Code malloc_pinned(void** p, size_t bytes) {
 }
 
 // As in CUDA, freeing waits: for everything enqueued so far on the devices that could be using the memory.
-static Code free_memory(void* p, MemoryKind kind, bool foreign = false) {
+Code free_memory(void* p, MemoryKind kind, Origin origin) {
   if (p == nullptr) return kOk;
   Guard g;
   World& w = g.w;
   auto it = w.memory.find(reinterpret_cast<uintptr_t>(p));
-  if (it == w.memory.end() || it->second.kind != kind || it->second.foreign != foreign) {
+  if (it == w.memory.end() || it->second.kind != kind || it->second.origin != origin) {
     w.misuse("free of " + w.describe(p) + ", which is no start of a live allocation of that kind");
     return kInvalidValue;
   }
@@ -202,8 +221,16 @@ static Code free_memory(void* p, MemoryKind kind, bool foreign = false) {
   w.release(it->first);
   return kOk;
 }
-Code free_device(void* p) { return free_memory(p, MemoryKind::device); }
-Code free_pinned(void* p) { return free_memory(p, MemoryKind::pinned); }
+Code free_device(void* p) {
+  Origin origin = Origin::own;
+  {
+    Guard g;
+    const Allocation* a = g.w.find(p, 1);
+    if (a != nullptr && a->origin == Origin::exported) origin = Origin::exported;
+  }
+  return free_memory(p, MemoryKind::device, origin);
+}
+Code free_pinned(void* p) { return free_memory(p, MemoryKind::pinned, Origin::own); }
 
 Code register_pinned(void* p, size_t bytes) {
   Guard g;
@@ -213,18 +240,13 @@ Code register_pinned(void* p, size_t bytes) {
   const auto after = w.memory.lower_bound(base);
   if (p == nullptr || bytes == 0 || w.find(p, 1) != nullptr || (after != w.memory.end() && after->first < base + bytes))
     return kInvalidValue;
-  for (auto it = w.freed.lower_bound(base); it != w.freed.end() && it->first < base + bytes;) it = w.freed.erase(it);
   Allocation a;
-  a.base = base;
-  a.bytes = bytes;
   a.kind = MemoryKind::pinned;
-  a.foreign = true;
-  a.id = w.next_handle++;
-  w.memory.emplace(base, std::move(a));
-  w.foreign++;
+  a.origin = Origin::registered;
+  w.adopt(p, bytes, std::move(a));
   return kOk;
 }
-Code unregister_pinned(void* p) { return free_memory(p, MemoryKind::pinned, true); }
+Code unregister_pinned(void* p) { return free_memory(p, MemoryKind::pinned, Origin::registered); }
 
 Code host_to_device(void** dev, void* host) {
   Guard g;

@@ -36,15 +36,19 @@ using Lock = std::unique_lock<std::mutex>;
 // ---- memory -----------------------------------------------------------------------------------------------------
 
 enum class MemoryKind { device, pinned };
+// Who else has it: nobody; the program that registered it, and perhaps other processes; whoever opened it; its owner.
+enum class Origin { own, registered, exported, imported };
 struct Allocation {
   uintptr_t base = 0;
   size_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
-  bool foreign = false;  // registered: the program's own, and perhaps other processes' too
+  Origin origin = Origin::own;
+  int fd = -1;  // exported: the file behind it
   int device = -1;
   uint64_t id = 0;
   std::vector<Line> lines;  // see NearMemory; made by the first block that needs it
   Shadow shadow;
+  bool foreign() const { return origin != Origin::own; }
 };
 enum class Access { read, write };
 
@@ -264,7 +268,7 @@ struct World {
   std::map<uintptr_t, Allocation> freed;            // tombstones, until the addresses are used again
   std::deque<std::pair<void*, size_t>> quarantine;  // freed but not given back yet
   size_t quarantine_bytes = 0;
-  int foreign = 0;  // registered ranges
+  int foreign = 0;  // allocations that are not its own alone
   ReleaseRef last_told, told;  // all that stores to them have told
 
   // hazards.cpp
@@ -329,6 +333,7 @@ struct World {
   bool reaches(int device, const Allocation& a) const;
   std::string describe(const void* p) const;
   Code allocate(void** p, size_t bytes, MemoryKind kind, int device);
+  void adopt(void* p, size_t bytes, Allocation a);
   void release(uintptr_t base);
   void release_all();
   double touch(const Op& op, BlockRun* block, const void* p, size_t bytes, Access access, bool* valid);
@@ -418,6 +423,7 @@ struct Guard {
   ~Guard();
 };
 
+Code free_memory(void* p, MemoryKind kind, Origin origin);
 int current_device(World& w);  // of the calling thread
 uint64_t host_thread_id();
 

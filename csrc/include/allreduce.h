@@ -82,6 +82,7 @@ typedef enum ar_path {
 } ar_path;
 #define AR_PATHS 5
 #define AR_NCCL_ID_BYTES 128
+#define AR_PEER_HANDLE_BYTES 96 /* opaque: of the memory that a rank gives its peers */
 
 /* What went wrong. rank and device are -1 where they do not apply. The last five fields are set for
  * AR_ERR_TIMEOUT and AR_ERR_MISMATCH: the phase of the protocol, the peer waited for, the epoch seen there and
@@ -200,6 +201,13 @@ AR_API int32_t ar_nccl_id(int32_t backend, const char* nccl_lib, int32_t nccl_p2
 /* From outside: ends the communicator on all its ranks, in all its processes, with AR_ERR_PEER_LOST and this text. Waits on
  * devices end at once. Any thread; does nothing where it has failed already. */
 AR_API int32_t ar_comm_lose(ar_comm* comm, int32_t rank, const char* text, ar_error* error);
+
+/* Path peer across processes. Each process exports its ranks' rings (device memory of the library's own), all exchange the
+ * handles, each imports those of all ranks: then path peer exists. Before, ar_comm_has_path says what is missing. No process
+ * uses the path before all have imported. AR_ERR_UNSUPPORTED: the path does not exist here (why is in the message), or
+ * another process's memory cannot be opened; nothing else is lost. */
+AR_API int32_t ar_comm_export_peer(ar_comm* comm, int32_t rank, uint8_t* handle, ar_error* error);
+AR_API int32_t ar_comm_import_peers(ar_comm* comm, const uint8_t* handles, ar_error* error); /* world handles, by rank */
 
 /* Whether a path exists for this communicator; if not, reason (of reason_bytes) says why in one sentence. */
 AR_API int32_t ar_comm_has_path(const ar_comm* comm, int32_t path, char* reason, size_t reason_bytes);

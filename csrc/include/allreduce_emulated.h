@@ -84,7 +84,8 @@ typedef enum ar_emulated_call {
   AR_CALL_STREAM_CREATE = 6,
   AR_CALL_EVENT_CREATE = 7,
   AR_CALL_GRAPH = 8,
-  AR_CALL_KINDS = 9
+  AR_CALL_IPC_OPEN = 9, /* of memory that another process has exported */
+  AR_CALL_KINDS = 10
 } ar_emulated_call;
 
 /* The nth next call of this kind (1 = the next) fails with a runtime error, once; 0 clears the fault. */

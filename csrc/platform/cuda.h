@@ -112,6 +112,28 @@ inline Code enable_peer(int device, int peer) {
 
 inline Code malloc_device(void** p, size_t bytes) { return cudaMalloc(p, bytes); }
 inline Code free_device(void* p) { return cudaFree(p); }
+// Whole 2 MiB: a handle opens whatever shares its pages, too.
+inline Code malloc_exported(void** p, size_t bytes) {
+  constexpr size_t kPage = 2 << 20;
+  return cudaMalloc(p, (bytes + kPage - 1) / kPage * kPage);
+}
+inline Code ipc_export(void* p, uint8_t* handle) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == ar::kIpcBytes, "handles travel as they are");
+  cudaIpcMemHandle_t h;
+  const cudaError_t e = cudaIpcGetMemHandle(&h, p);
+  if (e == cudaSuccess) std::memcpy(handle, &h, sizeof(h));
+  cudaGetLastError();  // not sticky: forget it
+  return e;
+}
+inline Code ipc_open(void** p, const uint8_t* handle) {
+  cudaIpcMemHandle_t h;
+  std::memcpy(&h, handle, sizeof(h));
+  const cudaError_t e = cudaIpcOpenMemHandle(p, h, cudaIpcMemLazyEnablePeerAccess);
+  cudaGetLastError();
+  return e;
+}
+inline Code ipc_close(void* p) { return cudaIpcCloseMemHandle(p); }
+
 inline Code malloc_pinned(void** p, size_t bytes) {
   return cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
 }

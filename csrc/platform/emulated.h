@@ -81,6 +81,10 @@ Code enable_peer(int device, int peer);
 
 Code malloc_device(void** p, size_t bytes);
 Code free_device(void* p);
+Code malloc_exported(void** p, size_t bytes);
+Code ipc_export(void* p, uint8_t* handle);
+Code ipc_open(void** p, const uint8_t* handle);
+Code ipc_close(void* p);
 Code malloc_pinned(void** p, size_t bytes);
 Code free_pinned(void* p);
 Code register_pinned(void* p, size_t bytes);

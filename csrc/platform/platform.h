@@ -13,6 +13,9 @@
 //   device_count set_device get_device device_info can_access_peer runtime_version
 //   enable_peer(device, peer)      lets device load from and store to peer's memory; good if it already may
 //   malloc_device free_device      on the current device
+//   malloc_exported(p, bytes)      as malloc_device, for memory that other processes may open; free_device frees it
+//   ipc_export(p, handle)          kIpcBytes that open it elsewhere; p is what malloc_exported gave
+//   ipc_open(p, handle) ipc_close  another process's memory, for the current device; closed before its owner frees it
 //   malloc_pinned free_pinned      portable, mapped; host_to_device(host) gives the pointer a kernel uses
 //   register_pinned(host, bytes) unregister_pinned   memory the program has mapped, as malloc_pinned's from then on
 //   stream_identity(Stream)        a number that no other stream of the process ever has; 0: unknown. Not on a
@@ -76,6 +79,8 @@ struct Vec16 {
 
 enum class CopyKind { host_to_device, device_to_host, device_to_device };
 enum class Spin { ready = 0, aborted = 1, expired = 2 };
+
+constexpr int kIpcBytes = 64;
 
 struct SpinLimit {
   const uint32_t* abort;  // device-visible, in pinned host memory

@@ -35,9 +35,10 @@ class Peer final : public Transport {
     missing_ = launches_.too_old("peer");
     if (!allowed) missing_ = "peer access is neither proven nor trusted";
     if (comm.world() == 1) missing_ = "one rank has no peers";
-    if (comm.split()) missing_ = "path peer does not reach across processes yet";
-    for (int r = 0; r < comm.world() && missing_.empty(); r++)
-      for (int q = 0; q < comm.world() && missing_.empty(); q++) {
+    if (comm.far()) missing_ = "path peer stores into memory of one host, and the ranks are on several";
+    for (int r : comm.locals())
+      for (int q : comm.locals()) {
+        if (!missing_.empty()) break;
         const int a = comm.rank(r).device, b = comm.rank(q).device;
         int can = a == b;
         if (a != b && can_access_peer(&can, a, b) != kOk) can = 0;
@@ -61,7 +62,8 @@ class Peer final : public Transport {
     clear(&why);
     int32_t s = set_up(&why);
     if (s == AR_OK) {
-      ready_ = missing_.empty();
+      ready_ = exported_ = missing_.empty();
+      if (comm_.split() && exported_) missing_ = "the memory of the other processes is not opened yet";
       return AR_OK;
     }
     comm_.storage_rollback(mark);
@@ -72,6 +74,34 @@ class Peer final : public Transport {
     }
     missing_ = why.message;
     return AR_OK;
+  }
+
+  // Across processes: the ring of a rank of this one, and how many blocks its device holds at once.
+  int32_t export_memory(int r, uint8_t* handle, ar_error* e) override {
+    if (!exported_) return fail(e, AR_ERR_UNSUPPORTED, {r, -1, 0}, "%s", missing_.c_str());
+    Handle h{};
+    Code c = set_device(comm_.rank(r).device);
+    if (c == kOk) c = ipc_export(base_[r], h.memory);
+    if (c != kOk)
+      return fail(e, AR_ERR_UNSUPPORTED, {r, comm_.rank(r).device, c}, "rank %d cannot export its memory: %s", r,
+                  code_text(c));
+    h.bytes = ring_bytes_[r];
+    h.blocks = blocks_;
+    std::memcpy(handle, &h, sizeof(h));
+    return AR_OK;
+  }
+  int32_t import_memory(const uint8_t* handles, ar_error* e) override {
+    if (!exported_ || missing_.empty()) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing_.c_str());
+    const size_t mark = comm_.storage_mark();
+    const int32_t s = open_rings(handles, e);
+    if (s == AR_OK) {
+      comm_.note_opened();
+      missing_.clear();
+      return AR_OK;
+    }
+    comm_.storage_rollback(mark);
+    if (e != nullptr) missing_ = e->message;
+    return s;
   }
 
   int32_t enqueue(Call& call, ar_error* e) override {
@@ -93,7 +123,7 @@ class Peer final : public Transport {
     if (n >= 3)
       if (const int32_t s = launches_.load<PushTwo>(resident, e)) return s;
     blocks_ = comm_.blocks_asked() != 0 ? comm_.blocks_asked() : kMaxBlocks;
-    for (int r = 0; r < n; r++) {
+    for (int r : comm_.locals()) {
       if (!launches_.leads(r)) continue;
       blocks_ = std::min(blocks_, resident[r] / launches_.locals(r));
       if (blocks_ > 0) continue;
@@ -101,8 +131,8 @@ class Peer final : public Transport {
                  " blocks at once, for " + std::to_string(launches_.locals(r)) + " ranks";
       return AR_OK;
     }
-    for (int r = 0; r < n; r++)
-      for (int q = 0; q < n; q++) {
+    for (int r : comm_.locals())
+      for (int q : comm_.locals()) {
         const int a = comm_.rank(r).device, b = comm_.rank(q).device;
         if (a == b) continue;
         const Code c = enable_peer(a, b);
@@ -110,6 +140,30 @@ class Peer final : public Transport {
           return fail(e, AR_ERR_RUNTIME, {r, a, c}, "device %d was refused access to the memory of device %d: %s", a, b,
                       code_text(c));
       }
+    const int64_t bytes = lay_out();
+    const double crossover = n == 2 ? 1e18 : kTwoShotBytes / ((n - 1) * (1 - 2.0 / n));
+    one_shot_up_to_ = static_cast<int64_t>(crossover);
+    for (int r : comm_.locals()) {
+      void* ring = nullptr;
+      if (const int32_t s = comm_.allocate_device(r, bytes, &ring, e, comm_.split())) return s;
+      base_[r] = static_cast<char*>(ring);
+      place_ring(r);
+      epochs_[r] = reinterpret_cast<uint32_t*>(base_[r] + kFlagKinds * lanes() * kFlagBytes);
+      // LL words of no epoch; flags and epochs as after first_epoch shares. Copies that have ended when they return.
+      std::vector<char> zeros(static_cast<size_t>(ll_bytes()));
+      std::vector<uint32_t> first(static_cast<size_t>(counts_bytes()) / sizeof(uint32_t), comm_.first_epoch());
+      Code c = copy_blocking(base_[r], first.data(), first.size() * sizeof(uint32_t), CopyKind::host_to_device);
+      if (c == kOk) c = copy_blocking(ring_[r].ll, zeros.data(), zeros.size(), CopyKind::host_to_device);
+      if (c != kOk) return comm_.runtime_error(c, r, "setting flags and epochs", e);
+      ring_bytes_[r] = bytes;
+    }
+    return AR_OK;
+  }
+
+  // A ring: flags and epochs, whose size does not depend on the number of blocks, LL words, then the plain slots. Gives its
+  // size with blocks_ blocks.
+  int64_t lay_out() {
+    const int n = comm_.world();
     shape_.ll_blocks = std::min(blocks_, kPeerLLBlocks);
     shape_.ll_bytes = 2 * kPeerLLUpTo / kPeerLLBlocks;
     shape_.one_blocks = n == 2 ? blocks_ : std::min(blocks_, kFewBlocks);
@@ -117,34 +171,44 @@ class Peer final : public Transport {
     shape_.two_blocks = n == 2 ? 0 : blocks_;
     shape_.two_bytes =
         std::min(kTwoShotSlotBytes, round_down(kTwoShotBudget / (2 * kTwoShotSlots * lanes() * blocks_), kRingAlign));
-    const int64_t ll = 2 * lanes() * shape_.ll_blocks * shape_.ll_bytes;
-    const int64_t one = kOneShotSlots * lanes() * shape_.one_blocks * shape_.one_bytes;
-    const int64_t two = kTwoShotSlots * lanes() * shape_.two_blocks * shape_.two_bytes;
-    const int64_t flags = kFlagKinds * lanes() * kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
-    const int64_t epochs = kFlagKinds * kMaxBlocks * static_cast<int64_t>(sizeof(uint32_t));
-    const int64_t bytes = ll + one + 2 * two + flags + epochs;
+    return counts_bytes() + ll_bytes() + one_bytes() + 2 * two_bytes();
+  }
+  int64_t counts_bytes() const {
+    return kFlagKinds * (lanes() * kFlagBytes + kMaxBlocks * static_cast<int64_t>(sizeof(uint32_t)));
+  }
+  int64_t ll_bytes() const { return 2 * lanes() * shape_.ll_blocks * shape_.ll_bytes; }
+  int64_t one_bytes() const { return kOneShotSlots * lanes() * shape_.one_blocks * shape_.one_bytes; }
+  int64_t two_bytes() const { return kTwoShotSlots * lanes() * shape_.two_blocks * shape_.two_bytes; }
+  void place_ring(int r) {
+    ring_[r].flags = reinterpret_cast<uint32_t*>(base_[r]);
+    ring_[r].ll = base_[r] + counts_bytes();
+    ring_[r].one = ring_[r].ll + ll_bytes();
+    ring_[r].scatter = ring_[r].one + one_bytes();
+    ring_[r].gather = ring_[r].scatter + two_bytes();
+  }
+
+  // The rings of the other processes' ranks. All ranks use as many blocks as the smallest device holds.
+  int32_t open_rings(const uint8_t* handles, ar_error* e) {
+    const int n = comm_.world();
+    Handle all[kMaxRanks];
     for (int r = 0; r < n; r++) {
-      void* ring = nullptr;
-      if (const int32_t s = comm_.allocate_device(r, bytes, &ring, e)) return s;
-      char* at = static_cast<char*>(ring);
-      ring_[r].ll = at;
-      ring_[r].one = at + ll;
-      ring_[r].scatter = ring_[r].one + one;
-      ring_[r].gather = ring_[r].scatter + two;
-      char* counts = ring_[r].gather + two;
-      ring_[r].flags = reinterpret_cast<uint32_t*>(counts);
-      epochs_[r] = reinterpret_cast<uint32_t*>(counts + flags);
-      // LL words of no epoch; flags and epochs as after first_epoch shares. Copies that have ended when they return.
-      std::vector<char> zeros(static_cast<size_t>(ll));
-      std::vector<uint32_t> first(static_cast<size_t>((flags + epochs) / static_cast<int64_t>(sizeof(uint32_t))),
-                                  comm_.first_epoch());
-      Code c = copy_blocking(at, zeros.data(), zeros.size(), CopyKind::host_to_device);
-      if (c == kOk) c = copy_blocking(counts, first.data(), first.size() * sizeof(uint32_t), CopyKind::host_to_device);
-      if (c != kOk) return comm_.runtime_error(c, r, "setting flags and epochs", e);
-      ring_bytes_[r] = bytes;
+      std::memcpy(&all[r], handles + r * AR_PEER_HANDLE_BYTES, sizeof(Handle));
+      if (all[r].blocks < 1 || all[r].blocks > kMaxBlocks)
+        return fail(e, AR_ERR_ARGUMENT, {r, -1, 0}, "what rank %d exported is no handle", r);
+      blocks_ = std::min(blocks_, static_cast<int>(all[r].blocks));
     }
-    const double crossover = n == 2 ? 1e18 : kTwoShotBytes / ((n - 1) * (1 - 2.0 / n));
-    one_shot_up_to_ = static_cast<int64_t>(crossover);
+    const int64_t bytes = lay_out();
+    for (int r = 0; r < n; r++) {
+      if (all[r].bytes < bytes)
+        return fail(e, AR_ERR_UNSUPPORTED, {r, -1, 0}, "rank %d has a ring of %lld bytes, %lld are needed for %d blocks",
+                    r, static_cast<long long>(all[r].bytes), static_cast<long long>(bytes), blocks_);
+      if (!comm_.local(r)) {
+        void* ring = nullptr;
+        if (const int32_t s = comm_.open_exported(comm_.locals()[0], r, all[r].memory, &ring, e)) return s;
+        base_[r] = static_cast<char*>(ring);
+      }
+      place_ring(r);
+    }
     return AR_OK;
   }
 
@@ -203,10 +267,21 @@ class Peer final : public Transport {
         [&](int r) { return epochs_[r] + (k.ll ? kFlagGather : kFlagOneShot) * kMaxBlocks; }, e);
   }
 
+  // What a process gives the others for one of its ranks.
+  struct Handle {
+    uint8_t memory[ar::kIpcBytes];
+    int64_t bytes;
+    int32_t blocks;
+  };
+  static_assert(sizeof(Handle) <= AR_PEER_HANDLE_BYTES, "allreduce.h says so");
+  static constexpr int64_t kFlagBytes = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));  // a lane's
+
   Comm& comm_;
   const Launches launches_;
   std::string missing_;
   bool ready_ = false;
+  bool exported_ = false;  // rings are there, of this process's ranks
+  char* base_[kMaxRanks] = {};
   int blocks_ = 0;
   int64_t one_shot_up_to_ = 0;  // wire bytes
   RingShape shape_{};

@@ -166,6 +166,28 @@ func NCCLID(backend int32, library string, noPeer bool) ([]byte, *Error) {
 	return C.GoBytes(unsafe.Pointer(&id[0]), C.AR_NCCL_ID_BYTES), nil
 }
 
+// ExportPeer is ar_comm_export_peer: what a rank of this process gives its peers in others.
+func (c *Comm) ExportPeer(rank int) ([]byte, *Error) {
+	var handle [C.AR_PEER_HANDLE_BYTES]C.uint8_t
+	e := blank()
+	if err := convert(C.ar_comm_export_peer(c.p, C.int32_t(rank), &handle[0], &e), &e); err != nil {
+		return nil, err
+	}
+	return C.GoBytes(unsafe.Pointer(&handle[0]), C.AR_PEER_HANDLE_BYTES), nil
+}
+
+// ImportPeers is ar_comm_import_peers; handles are of all ranks.
+func (c *Comm) ImportPeers(handles [][]byte) *Error {
+	all := C.calloc(C.size_t(len(handles)), C.AR_PEER_HANDLE_BYTES)
+	defer C.free(all)
+	to := unsafe.Slice((*byte)(all), len(handles)*C.AR_PEER_HANDLE_BYTES)
+	for r, h := range handles {
+		copy(to[r*C.AR_PEER_HANDLE_BYTES:(r+1)*C.AR_PEER_HANDLE_BYTES], h)
+	}
+	e := blank()
+	return convert(C.ar_comm_import_peers(c.p, (*C.uint8_t)(all), &e), &e)
+}
+
 // Lose is ar_comm_lose: ends the communicator on all its ranks, since one is gone.
 func (c *Comm) Lose(rank int, text string) {
 	t := C.CString(text)

@@ -43,6 +43,12 @@ func SharedBytes(int, int64) int64 { return 0 }
 // NCCLID fails without the C core.
 func NCCLID(int32, string, bool) ([]byte, *Error) { return nil, absent }
 
+// ExportPeer fails without the C core.
+func (*Comm) ExportPeer(int) ([]byte, *Error) { return nil, absent }
+
+// ImportPeers fails without the C core.
+func (*Comm) ImportPeers([][]byte) *Error { return absent }
+
 // Lose does nothing without the C core.
 func (*Comm) Lose(int, string) {}
 
