@@ -27,9 +27,17 @@ func TestMain(m *testing.M) {
 	testbackend.Main(m)
 }
 
+// tester is a *testing.T or a *rapid.T.
+type tester interface {
+	require.TestingT
+	Helper()
+	Fatalf(format string, args ...any)
+	Cleanup(f func())
+}
+
 // rig is a communicator with a stream per rank. Everything it makes it frees at the end of the test.
 type rig struct {
-	t       *testing.T
+	t       tester
 	d       device.Driver
 	comm    *allreduce.Comm
 	devices []int
@@ -37,7 +45,7 @@ type rig struct {
 }
 
 // newRig makes a communicator for cfg on a driver's devices; cfg.Devices says which, else Ranks.
-func newRig(t *testing.T, d device.Driver, cfg allreduce.Config) *rig {
+func newRig(t tester, d device.Driver, cfg allreduce.Config) *rig {
 	t.Helper()
 	cfg.Backend = allreduce.Backend(d.Backend())
 	comm, err := allreduce.New(cfg)
@@ -79,6 +87,7 @@ type job struct {
 	op           allreduce.Op
 	count        int
 	kind         reference.Kind
+	data         [][]byte // [rank] packed, instead of a kind
 	seed         uint64
 	inPlace      bool
 	absent       []int
@@ -145,7 +154,11 @@ func (r *rig) setUp(j job) *prepared {
 	}
 	for rank := range ranks {
 		inputs[rank] = make([]byte, j.count*j.typ.Size())
-		reference.Fill(inputs[rank], j.kind, reference.Type(j.typ), j.seed, rank)
+		if j.data != nil {
+			copy(inputs[rank], j.data[rank])
+		} else {
+			reference.Fill(inputs[rank], j.kind, reference.Type(j.typ), j.seed, rank)
+		}
 		host := bytes.Repeat([]byte{guardByte}, int(p.bytes))
 		recv := r.malloc(rank, p.bytes)
 		send := recv

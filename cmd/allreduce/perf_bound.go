@@ -24,6 +24,8 @@ type bounder struct {
 	events [2]boundEvents
 	known  map[boundKey]boundResult
 	peers  map[int64]float64 // by wire bytes
+
+	perByte float64 // byteTime's result
 }
 
 type boundKey struct{ wire, ring int64 }
@@ -328,5 +330,5 @@ func (b *bounder) bound(ctx context.Context, row *perfRow, wire allreduce.Type) 
 	if row.Ours.Median > 0 {
 		row.PercentOfBound = round3(100 * own.micros / row.Ours.Median)
 	}
-	return nil
+	return b.model(row, bytes)
 }

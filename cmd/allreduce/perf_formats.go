@@ -43,6 +43,8 @@ var perfColumns = []struct {
 	{"bound_us", func(_ *perfReport, w *perfRow) any { return positive(w.BoundUs) }},
 	{"bound16_us", func(_ *perfReport, w *perfRow) any { return positive(w.Bound16Us) }},
 	{"percent_of_bound", func(_ *perfReport, w *perfRow) any { return positive(w.PercentOfBound) }},
+	{"model_us", func(_ *perfReport, w *perfRow) any { return positive(w.ModelUs) }},
+	{"percent_of_model", func(_ *perfReport, w *perfRow) any { return positive(w.PercentOfModel) }},
 	{"nccl_version", func(_ *perfReport, w *perfRow) any {
 		return known(w.NCCLBest, func(n *ncclRow) any { return n.Version })
 	}},

@@ -106,9 +106,9 @@ func (p *perfPrinter) row(row *perfRow) {
 		p.columns = true
 		p.printf("#\n#%52s  %-32s  %s\n", "", "out-of-place", "in-place")
 		p.line("#", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong",
-			"min", "median", "p90", "p99", "path", "wire", "mode", "iters", "bound", "%", "nccl", "ratio", "asked")
+			"min", "median", "p90", "p99", "path", "wire", "mode", "iters", "bound", "%", "T(c*)", "%", "nccl", "ratio", "asked")
 		p.line("#", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)",
-			"(us)", "(us)", "", "", "", "", "(us)", "", "(us)", "", "")
+			"(us)", "(us)", "", "", "", "", "(us)", "", "(us)", "", "(us)", "", "")
 	}
 	in := []string{"N/A", "N/A", "N/A", "N/A"}
 	if row.InPlace != nil {
@@ -118,7 +118,8 @@ func (p *perfPrinter) row(row *perfRow) {
 	words := []string{fmt.Sprint(row.Bytes), fmt.Sprint(row.Count), datatypeNames[p.job.Type], row.Op, "-1"}
 	words = append(append(words, out...), in...)
 	words = append(words, microseconds(row.Ours.Min), microseconds(row.Ours.Median), microseconds(row.Ours.P90), microseconds(row.Ours.P99),
-		row.Path, row.Wire, row.Mode, fmt.Sprint(row.Iters), microseconds(row.BoundUs), percent(row.PercentOfBound))
+		row.Path, row.Wire, row.Mode, fmt.Sprint(row.Iters), microseconds(row.BoundUs), percent(row.PercentOfBound),
+		microseconds(row.ModelUs), percent(row.PercentOfModel))
 	if n := row.NCCLDefault; n != nil {
 		words = append(words, microseconds(n.Times.Median), fmt.Sprintf("%.2f", row.RatioDefault))
 	} else {
@@ -135,20 +136,20 @@ func (p *perfPrinter) place(t *perfTimes) []string {
 	return []string{microseconds(t.Median), fmt.Sprintf("%.2f", t.AlgbwGBs), fmt.Sprintf("%.2f", t.BusbwGBs), wrong}
 }
 
-// line prints 26 words; columns of what was not asked for are left out.
+// line prints 28 words; columns of what was not asked for are left out.
 func (p *perfPrinter) line(mark string, words ...string) {
 	text := mark
 	for i, format := range perfFormats {
 		text += fmt.Sprintf(format, words[i])
 	}
 	if p.job.Bound {
-		text += fmt.Sprintf(" %8s %5s", words[21], words[22])
+		text += fmt.Sprintf(" %8s %5s %8s %5s", words[21], words[22], words[23], words[24])
 	}
 	if p.job.VsNCCL {
-		text += fmt.Sprintf(" %8s %5s", words[23], words[24])
+		text += fmt.Sprintf(" %8s %5s", words[25], words[26])
 	}
 	if len(p.job.Variants) > 1 {
-		text += "  " + words[25]
+		text += "  " + words[27]
 	}
 	p.printf("%s\n", strings.TrimRight(text, " "))
 }

@@ -96,6 +96,9 @@ type perfRow struct {
 	BoundChunk     int64   `json:"bound_chunk_bytes,omitempty"`
 	Bound16Us      float64 `json:"bound16_us,omitempty"` // the same with 16 MiB
 	PercentOfBound float64 `json:"percent_of_bound,omitempty"`
+	// ModelUs is T(c*): the bytes with all links busy both ways, and the least that chunks cost. From 1 MiB on the wire.
+	ModelUs        float64 `json:"model_us,omitempty"`
+	PercentOfModel float64 `json:"percent_of_model,omitempty"`
 
 	NCCLDefault  *ncclRow  `json:"nccl_default,omitempty"` // of the newest library
 	NCCLBest     *ncclRow  `json:"nccl_best,omitempty"`    // the fastest of the newest library's settings

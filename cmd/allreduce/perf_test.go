@@ -8,6 +8,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -134,10 +135,10 @@ func TestPerfPlan(t *testing.T) {
 func TestPerfText(t *testing.T) {
 	o := invoke(t, nil, "perf", "--backend", "emulated", "-b", "1K", "-e", "1M", "-f", "32", "-n", "20", "-w", "1", "--repeats", "2")
 	require.Equal(t, exitGood, o.code, o.err)
-	require.Regexp(t, `# +size +count +type +redop +root +time +algbw +busbw +#wrong +time +algbw +busbw +#wrong +min +median +p90 +p99 +path +wire +mode +iters +bound +%\n`, o.out)
+	require.Regexp(t, `# +size +count +type +redop +root +time +algbw +busbw +#wrong +time +algbw +busbw +#wrong +min +median +p90 +p99 +path +wire +mode +iters +bound +% +T\(c\*\) +%\n`, o.out)
 	number := `\d+(\.\d+)?`
 	row := regexp.MustCompile(`(?m)^ +1048576 +262144 +float +sum +-1 +` + strings.Repeat(number+` +`+number+` +`+number+` +0 +`, 2) +
-		strings.Repeat(number+` +`, 4) + `copy-engine bf16 eager +20 +` + number + ` +` + number + `$`)
+		strings.Repeat(number+` +`, 4) + `copy-engine bf16 eager +20( +` + number + `){2}$`)
 	require.Regexp(t, row, o.out)
 	require.Contains(t, o.out, "SIMULATED")
 	require.Contains(t, o.out, "# Out of bounds values : 0 OK")
@@ -164,7 +165,8 @@ func TestPerfJSONFields(t *testing.T) {
 	results := report["results"].([]any)
 	require.Len(t, results, 4)
 	for _, field := range []string{"bytes", "count", "type", "op", "asked", "mode", "path", "wire", "reason", "iters", "capped", "per_sample",
-		"launches", "ours", "in_place", "wrong", "bound_us", "bound_chunk_bytes", "bound16_us", "percent_of_bound"} {
+		"launches", "ours", "in_place", "wrong", "bound_us", "bound_chunk_bytes", "bound16_us", "percent_of_bound",
+		"model_us", "percent_of_model"} {
 		require.Contains(t, results[3], field)
 	}
 	times := results[3].(map[string]any)["ours"].(map[string]any)
@@ -186,6 +188,35 @@ func TestPerfJSONFields(t *testing.T) {
 	require.LessOrEqual(t, last.Ours.Median, last.Ours.P99)
 	require.Equal(t, 4, last.Iters)
 	require.Equal(t, 1, last.Launches)
+}
+
+// The bytes alone with every link busy both ways, and the least that chunks add: k is 1 with two ranks, else 3.
+func TestPerfModel(t *testing.T) {
+	require.InDelta(t, 349.5+2*math.Sqrt(349.5*3), bestTime(349.5, 2), 1e-9)
+	require.InDelta(t, 349.5+2*math.Sqrt(3*349.5*3), bestTime(349.5, 3), 1e-9)
+	args := []string{"--wire", "f32", "-n", "2", "--bound", "-g"}
+	row := quickJSON(t, exitGood, nil, append(args, "2", "-b", "4M", "-e", "4M")...).Results[0]
+	require.InEpsilon(t, bestTime(4<<20/46e3, 2), row.ModelUs, 0.02, "host memory carries four flows of 46 GB/s")
+	require.InDelta(t, 100*row.ModelUs/row.Ours.Median, row.PercentOfModel, 0.1)
+	require.Zero(t, quickJSON(t, exitGood, nil, append(args, "2", "-b", "64K", "-e", "64K")...).Results[0].ModelUs)
+
+	// Eight ranks: host memory carries 8 + 14 times the bytes.
+	row = quickJSON(t, exitGood, nil, append(args, "8", "-b", "1M", "-e", "1M")...).Results[0]
+	require.InEpsilon(t, bestTime(22<<20/184e3, 8), row.ModelUs, 0.05)
+}
+
+// One card of two in an x4 slot: 2.6 MB within 1.1 T(c*).
+func TestPerfUnequalLinks(t *testing.T) {
+	const machine = "../../docs/machines/pcie4-x16-and-x4.json"
+	if _, err := os.Stat(machine); err != nil {
+		t.Skip("needs the source tree")
+	}
+	report := quickJSON(t, exitGood, []string{"GGML_CUDA_AR_EMULATED=" + machine}, "--wire", "f32", "-b", "2600000", "-e", "2600000",
+		"--modes", "eager,graph", "--bound")
+	for _, row := range report.Results {
+		require.InEpsilon(t, bestTime(2.6e6/2.8e3, 2), row.ModelUs, 0.02)
+		require.Greater(t, row.PercentOfModel, 100/1.1)
+	}
 }
 
 // Everything is checked, in both places, for every type, with any number of ranks.

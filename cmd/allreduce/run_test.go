@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -169,6 +170,62 @@ func TestRunTypes(t *testing.T) {
 		require.Equal(t, typ, report.Results[1].Wire)
 		require.EqualValues(t, 14, report.Results[2].Bytes)
 	}
+}
+
+// Every number of ranks, type and path; counts that no number of ranks divides.
+func TestRunEveryNumberOfRanks(t *testing.T) {
+	report := runJSON(t, exitGood, nil, "--ranks", "3", "--type", "bf16", "--counts", "1,7,1000,1000003")
+	requireGood(t, report)
+	require.Equal(t, []string{"internal", "internal", "internal", "copy-engine"}, paths(report))
+	for ranks := 1; ranks <= maxRanks; ranks++ {
+		for _, typ := range []string{"f32", "f16", "bf16"} {
+			for _, path := range []string{"internal", "copy-engine"} {
+				t.Run(fmt.Sprintf("%d ranks, %s, %s", ranks, typ, path), func(t *testing.T) {
+					args := []string{"--ranks", fmt.Sprint(ranks), "--type", typ, "--counts", "1,7,1000,150001", "--iters", "1", "--input", "special"}
+					if ranks%2 == 0 {
+						args = append(args, "--graph")
+					}
+					report := runJSON(t, exitGood, []string{"GGML_CUDA_ALLREDUCE=" + map[string]string{"internal": "internal", "copy-engine": "ce"}[path]}, args...)
+					requireGood(t, report)
+					require.Equal(t, ranks, report.Ranks)
+					if ranks == 1 {
+						path = "none"
+					}
+					require.Equal(t, []string{path, path, path, path}, paths(report))
+				})
+			}
+		}
+	}
+}
+
+func TestRunRefusesShapes(t *testing.T) {
+	for _, c := range []struct{ args, message string }{
+		{"--ranks 9", "9 ranks are not allowed; allowed: 1 to 8"},
+		{"--ranks 0", "0 ranks are not allowed; allowed: 1 to 8"},
+		{"--ranks -1", "-1 ranks are not allowed; allowed: 1 to 8"},
+		{"--ranks two", `"two"`},
+		{"--type f64", "f32, f16, bf16"},
+		{"--type i32", "f32, f16, bf16"},
+		{"--ranks 3 --devices 0,1", "--devices names 2 devices; allowed: one per rank, 3"},
+		{"--ranks 3 --absent 3", "allowed: numbers from 0 to 2"},
+	} {
+		o := invoke(t, nil, append([]string{"run", "--backend", "emulated", "--counts", "1"}, strings.Fields(c.args)...)...)
+		requireRefused(t, o, "allreduce run: ")
+		require.Contains(t, o.err, c.message, c.args)
+	}
+}
+
+// Ranks may share devices, up to what is resident there at once.
+func TestRunSharedDevices(t *testing.T) {
+	requireGood(t, runJSON(t, exitGood, nil, "--ranks", "8", "--devices", "0,0,0,0,1,1,1,0", "--counts", "7,5120,150001", "--iters", "2"))
+
+	machine := filepath.Join(t.TempDir(), "machine.json")
+	require.NoError(t, os.WriteFile(machine, []byte(`{"devices": [{"resident_blocks": 40}, {}]}`), 0o600))
+	o := invoke(t, []string{"GGML_CUDA_AR_EMULATED=" + machine, "GGML_CUDA_ALLREDUCE=internal"}, "run", "--backend", "emulated",
+		"--ranks", "3", "--devices", "0,0,0", "--counts", "7")
+	requireRefused(t, o, "allreduce run: ")
+	require.Contains(t, o.err, "3")
+	require.Contains(t, o.err, "40", "the arithmetic: %s", o.err)
 }
 
 func TestRunGraph(t *testing.T) {

@@ -147,6 +147,30 @@ static void cut(std::map<uintptr_t, Shadow::Span>& spans, uintptr_t at) {
   spans.emplace(at, std::move(tail));
 }
 
+static bool equal(const Seen& a, const Seen& b) {
+  return a.line == b.line && a.step == b.step && a.block == b.block && a.op == b.op && a.device == b.device &&
+         a.stream == b.stream && a.name == b.name;
+}
+
+// Makes one of neighbours that nothing tells apart, from the one before `from` to the one behind `to`: reads of ever other
+// parts of a range would cut it up without end.
+static void merge(std::map<uintptr_t, Shadow::Span>& spans, uintptr_t from, uintptr_t to) {
+  auto it = spans.lower_bound(from);
+  if (it != spans.begin()) --it;
+  while (it != spans.end()) {
+    const auto next = std::next(it);
+    if (next == spans.end() || next->first > to) return;
+    const Shadow::Span &a = it->second, &b = next->second;
+    if (a.end == next->first && equal(a.write, b.write) &&
+        std::is_permutation(a.reads.begin(), a.reads.end(), b.reads.begin(), b.reads.end(), equal)) {
+      it->second.end = b.end;
+      spans.erase(next);
+    } else {
+      it = next;
+    }
+  }
+}
+
 void World::check(const Op& op, BlockRun* block, Allocation& a, uintptr_t from, size_t bytes, Access access,
                   bool flagged) {
   if (bytes == 0 || machine.unchecked != 0) return;
@@ -202,6 +226,7 @@ void World::check(const Op& op, BlockRun* block, Allocation& a, uintptr_t from, 
     s.end = to;
     s.write = me;
     spans.emplace(from, std::move(s));
+    merge(spans, from, to);
     return;
   }
   cut(spans, from);
@@ -234,6 +259,7 @@ void World::check(const Op& op, BlockRun* block, Allocation& a, uintptr_t from, 
     at = s.end;
     ++it;
   }
+  merge(spans, from, to);
 }
 
 // Pinned memory may go once the host has waited for all that used it. (Freeing device memory waits by itself.)

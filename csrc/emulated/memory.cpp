@@ -1,4 +1,6 @@
 // Device and pinned memory: ordinary host memory in a registry, so that every pointer can be checked.
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -15,6 +17,30 @@ constexpr size_t kQuarantineBytes = 0;
 constexpr size_t kQuarantineBytes = 8 << 20;
 #endif
 constexpr unsigned char kFreedPoison = 0xDB;
+// From here on memory is mapped by itself: free gives it back at once, while malloc keeps what was freed below something live.
+constexpr size_t kMappedBytes = 1 << 20;
+
+static void* take_bytes(size_t bytes) {
+  void* p = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  return posix_memalign(&p, kAlignment, bytes) == 0 ? p : nullptr;  // not rounded: the first byte beyond is an error
+#endif
+  if (bytes >= kMappedBytes) {
+    p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p != MAP_FAILED ? p : nullptr;
+  }
+  return posix_memalign(&p, kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment) == 0 ? p : nullptr;
+}
+static void give_bytes(void* p, size_t bytes) {
+#if !defined(__SANITIZE_ADDRESS__)
+  if (bytes >= kMappedBytes) {
+    munmap(p, bytes);
+    return;
+  }
+#endif
+  std::free(p);
+  (void)bytes;
+}
 
 static Allocation* find_in(std::map<uintptr_t, Allocation>& all, uintptr_t a, size_t bytes) {
   auto it = all.upper_bound(a);
@@ -58,14 +84,8 @@ Code World::allocate(void** p, size_t bytes, MemoryKind kind, int device) {
   Device* d = kind == MemoryKind::device ? &devices[static_cast<size_t>(device)] : nullptr;
   if (d != nullptr && bytes > static_cast<size_t>(d->spec.memory_bytes - d->used_bytes)) return kMemory;
   if (bytes > SIZE_MAX - kAlignment) return kMemory;
-  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  void* q = nullptr;
-#if defined(__SANITIZE_ADDRESS__)
-  if (posix_memalign(&q, kAlignment, bytes) != 0) return kMemory;  // not rounded: the first byte beyond is an error
-  (void)rounded;
-#else
-  if (posix_memalign(&q, kAlignment, rounded) != 0) return kMemory;
-#endif
+  void* q = take_bytes(bytes);
+  if (q == nullptr) return kMemory;
   std::memset(q, kPoison, bytes);
   Allocation a;
   a.base = reinterpret_cast<uintptr_t>(q);
@@ -96,14 +116,14 @@ void World::release(uintptr_t base) {
   if (a.foreign) {
     foreign--;
   } else if (a.bytes > kQuarantineBytes) {
-    std::free(p);
+    give_bytes(p, a.bytes);
   } else {
     std::memset(p, kFreedPoison, a.bytes);
     quarantine.emplace_back(p, a.bytes);
     quarantine_bytes += a.bytes;
     while (quarantine_bytes > kQuarantineBytes) {
       quarantine_bytes -= quarantine.front().second;
-      std::free(quarantine.front().first);
+      give_bytes(quarantine.front().first, quarantine.front().second);
       quarantine.pop_front();
     }
   }
@@ -113,12 +133,12 @@ void World::release(uintptr_t base) {
 
 void World::release_all() {
   for (auto& m : memory)
-    if (!m.second.foreign) std::free(reinterpret_cast<void*>(m.first));
+    if (!m.second.foreign) give_bytes(reinterpret_cast<void*>(m.first), m.second.bytes);
   memory.clear();
   foreign = 0;
   told.reset();
   last_told.reset();
-  for (auto& q : quarantine) std::free(q.first);
+  for (auto& q : quarantine) give_bytes(q.first, q.second);
   quarantine.clear();
   quarantine_bytes = 0;
   freed.clear();

@@ -34,10 +34,16 @@ CopyEngine::CopyEngine(Comm& comm) : comm_(comm), n_(comm.world()) {
     receive_slot_ = pinned_slot_ = piece_bytes_ = slot_bytes_;
     return;
   }
-  largest_chunk_ = slot_bytes_ / 2 / (n_ * kPackBytes) * (n_ * kPackBytes);
-  const int64_t shard = (largest_chunk_ / n_ + 255) / 256 * 256;
-  receive_slot_ = pinned_slot_ = (n_ - 1) * shard;
-  totals_slot_ = n_ * shard;
+  share_out();
+  int64_t widest = 0;
+  for (int r = 0; r < n_; r++) widest = std::max(widest, shard_from_[r + 1] - shard_from_[r]);
+  // A chunk and a box of it have half a slot each.
+  const double boxes = static_cast<double>((n_ - 1) * widest) / kShardParts;
+  const int64_t step = n_ * kPackBytes;
+  largest_chunk_ = static_cast<int64_t>(static_cast<double>(slot_bytes_ / 2) / std::fmax(1, boxes)) / step * step;
+  const int64_t shard = (largest_chunk_ / kPackBytes * widest / kShardParts + 1) * kPackBytes;
+  receive_slot_ = pinned_slot_ = (n_ - 1) * ((shard + 255) / 256 * 256);
+  totals_slot_ = (largest_chunk_ + 255) / 256 * 256;
   // The receive ring holds one piece of each peer.
   piece_bytes_ = receive_slot_ / (n_ - 1) / 4096 * 4096;
   crossover_ = static_cast<int64_t>(kTwoShotExtraUs * 1e3 * slowest_link() / ((n_ - 1) * (1 - 2.0 / n_)));

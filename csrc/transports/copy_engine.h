@@ -39,6 +39,10 @@ constexpr int64_t kChunkAlign = 4 << 10;
 constexpr int64_t kPackBytes = 16;
 // Copies of a chunk on a two-shot download stream: the box, and the totals before and after the own one.
 constexpr int kChunkCopies = 3;
+// Bounds of shards are in parts of a chunk: a multiple of every number of ranks.
+constexpr int64_t kShardParts = 840 << 10;
+// Links that differ by less have equal shards.
+constexpr double kUnequalLinks = 0.9;
 // What two-shot costs beside its bytes more than one-shot: three copies, a sum and the way of its event.
 constexpr double kTwoShotExtraUs = 5 * kCopyCostUs;
 
@@ -68,6 +72,7 @@ class CopyEngine final : public Transport {
   template <class T, class W>
   int32_t convert(const Part& part, int r, char* to, int64_t first, int64_t end, ar_error* e);
   double slowest_link() const;
+  void share_out();
   static int grid(int64_t packs) {
     const int64_t blocks = (packs + kPieceThreads - 1) / kPieceThreads;
     return static_cast<int>(std::min<int64_t>(blocks, kPieceBlocks));
@@ -164,13 +169,14 @@ class CopyEngine final : public Transport {
   Comm& comm_;
   const int n_;
   std::string missing_;
-  int64_t slot_bytes_ = 0;     // of send and gather, and of a piece there
-  int64_t receive_slot_ = 0;   // of receive
-  int64_t pinned_slot_ = 0;    // of pinned
-  int64_t totals_slot_ = 0;    // of totals
-  int64_t piece_bytes_ = 0;    // one-shot: of a piece
-  int64_t largest_chunk_ = 0;  // two-shot
-  int64_t crossover_ = 0;      // wire bytes up to which one-shot is faster
+  int64_t slot_bytes_ = 0;                  // of send and gather, and of a piece there
+  int64_t receive_slot_ = 0;                // of receive
+  int64_t pinned_slot_ = 0;                 // of pinned
+  int64_t totals_slot_ = 0;                 // of totals
+  int64_t piece_bytes_ = 0;                 // one-shot: of a piece
+  int64_t largest_chunk_ = 0;               // two-shot
+  int64_t shard_from_[kMaxRanks + 1] = {};  // two-shot: rank r owns [r], [r + 1) of each chunk's kShardParts
+  int64_t crossover_ = 0;                   // wire bytes up to which one-shot is faster
   bool loaded_ = false, allocated_ = false;
   int turn_ = 0, piece_turn_ = 0;
   char* totals_ = nullptr;  // host

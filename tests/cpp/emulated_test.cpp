@@ -469,4 +469,25 @@ TEST_F(Emulated, ManyHostThreads) {
   }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Freed memory goes back to the system, also from below what is still allocated.
+TEST_F(Emulated, LargeMemoryIsGivenBack) {
+  const auto resident = [] {
+    long pages = 0, ignored = 0;
+    FILE* f = std::fopen("/proc/self/statm", "r");
+    if (f == nullptr || std::fscanf(f, "%ld %ld", &ignored, &pages) != 2) pages = -1;
+    if (f != nullptr) std::fclose(f);
+    return pages * 4;  // KiB
+  };
+  constexpr size_t kMiB = 1 << 20;
+  GOOD(free_device(on_device<char>(16 * kMiB)));  // malloc keeps memory of up to this size from now on
+  char* low = on_device<char>(12 * kMiB);
+  char* high = on_device<char>(12 * kMiB);
+  const long before = resident();
+  ASSERT_GT(before, 24 * 1024);
+  GOOD(free_device(low < high ? low : high));
+  EXPECT_LT(resident(), before - 11 * 1024);
+}
+#endif
+
 }  // namespace

@@ -2,6 +2,10 @@
 // race does no harm: found is what nothing orders, not what went wrong.
 #include "emulated_rig.h"
 
+#include <random>
+
+#include "emulated/world.h"
+
 namespace {
 
 class Hazards : public Emulated {
@@ -320,6 +324,29 @@ TEST_F(Hazards, TheDeviceStopsAndSaysWhy) {
   EXPECT_NE(std::string(code_text(kHazard)).find("a write is not ordered after a write"), std::string::npos);
   machine(2, AR_DRIVE_STEPPED, AR_SCHEDULE_FIFO, 1);
   EXPECT_EQ(ar_emulated_hazards(), 0);
+}
+
+// What is read in ever other parts is remembered in few pieces, and as one once one op has read it all.
+TEST_F(Hazards, ReadsDoNotCutUpARangeForEver) {
+  constexpr size_t kMany = 1 << 16;
+  uint32_t *all = on_device(kMany / 4), *other = on_device(kMany / 4);
+  Stream s = stream();
+  std::mt19937_64 rng(1);
+  const auto pieces = [&] { return world().find(all, 1)->shadow.spans.size(); };
+  size_t most = 0;
+  for (int i = 0; i < 2000; i++) {
+    const size_t from = rng() % kMany, to = from + 1 + rng() % (kMany - from);
+    GOOD(copy_async(other, reinterpret_cast<char*>(all) + from, to - from, CopyKind::device_to_device, s));
+    GOOD(stream_synchronize(s));
+    most = std::max(most, pieces());
+  }
+  EXPECT_LT(most, 40u);
+  GOOD(copy_async(other, all, kMany, CopyKind::device_to_device, s));
+  GOOD(stream_synchronize(s));
+  EXPECT_EQ(pieces(), 1u);
+  GOOD(copy_async(other, all, kMany, CopyKind::device_to_device, s));
+  GOOD(fill_async(reinterpret_cast<char*>(all) + 100, 1, 50, stream()));  // and still each byte counts
+  expect_hazard({"a write is not ordered after a read", "50 bytes", "offset 100"});
 }
 
 }  // namespace

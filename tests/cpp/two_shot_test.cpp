@@ -54,6 +54,32 @@ TEST(TwoShot, EveryCount) {
   }
 }
 
+// Shards by the rates of the links, down to ranks that own nothing and one that owns everything.
+TEST(TwoShot, UnequalLinks) {
+  const std::vector<std::vector<double>> machines = {
+      {4, 1, 4}, {9, 1, 1}, {1, 9, 1}, {1.5, 1, 2, 3}, {1, 8, 8, 1}, {8, 8, 8, 1, 8, 8}, {1, 1, 1, 1, 1, 1, 1, 9}};
+  int seed = 0;
+  for (const auto& rates : machines) {
+    const int ranks = static_cast<int>(rates.size());
+    Machine m = above(1e-3, ranks, ranks);
+    for (size_t i = 0; i < rates.size(); i++) m.links[i] *= rates[i];
+    m.schedule = seed % 4;
+    m.seed = static_cast<uint64_t>(++seed);
+    Rig r(m, ranks, 1 << 20, seed % 2 == 0 ? 0 : 64 << 10);
+    for (int wire : {AR_F32, AR_BF16})
+      for (int64_t count : {1, 7, 24, 129, 16385, 131075})
+        for (int absent = 0; absent < 3; absent++) {
+          Case c = engines(count, wire);
+          c.in_place = count % 2 != 0;
+          for (int k = 0; k < ranks; k++) c.absent.push_back(absent != 0 && k == absent % ranks);
+          const size_t i = r.make(c);
+          r.enqueue(i);
+          r.wait();
+          ASSERT_EQ(r.wrong(i), 0) << name(c, ranks, m);
+        }
+  }
+}
+
 TEST(TwoShot, TypesOpsAbsentStrided) {
   for (int ranks : {3, 4, 7}) {
     Machine m = above(1e-3, ranks, ranks == 7 ? 3 : ranks);
@@ -88,6 +114,9 @@ void soup(uint64_t seed, int schedule) {
   Machine m = above(30000, ranks, rng() % 4 == 0 ? 1 : ranks);
   m.seed = seed;
   m.schedule = schedule;
+  if (seed % 3 == 1) m.links[seed % m.links.size()] *= 1 + static_cast<double>(seed % 5);
+  if (seed % 3 == 2)
+    for (size_t k = 1; k < m.links.size(); k++) m.links[k] *= 7;
   Rig r(m, ranks, 1 << 20, rng() % 2 == 0 ? 64 << 10 : 0, 2);
   std::vector<size_t> made;
   for (int k = 0; k < 5; k++) {
