@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -205,9 +206,10 @@ func childScript(d device.Driver, script string) (err error) {
 		}
 		after := held()
 		fmt.Println("held", before, after)
-		// The Go runtime makes threads when it likes, and each has mappings.
+		// The Go runtime makes threads when it likes, and each has mappings. The emulator keeps freed memory for a while to
+		// notice late accesses: 46 MiB after some 50 cycles, then it is flat.
 		if after.files != before.files || after.shared != before.shared || after.objects != before.objects ||
-			after.goroutines > before.goroutines || after.mappings > before.mappings+20 || after.resident > before.resident+16<<20 {
+			after.goroutines > before.goroutines || after.mappings > before.mappings+20 || after.resident > before.resident+64<<20 {
 			return fmt.Errorf("held before %d cycles %+v, after %+v", cycles, before, after)
 		}
 	}
@@ -221,6 +223,7 @@ type holdings struct {
 }
 
 func held() holdings {
+	debug.FreeOSMemory() // Go's garbage is not what is looked for
 	fds, _ := os.ReadDir("/proc/self/fd")
 	maps, _ := os.ReadFile("/proc/self/maps")
 	statm, _ := os.ReadFile("/proc/self/statm")
@@ -241,7 +244,7 @@ func TestJoinProcesses(t *testing.T) {
 
 // Join, reduce and Close again and again: nothing piles up. AR_TEST_CYCLES sets how often.
 func TestJoinCycles(t *testing.T) {
-	for r, c := range startChildren(t, 2, "cycles") {
+	for r, c := range startChildren(t, 2, "cycles", "MALLOC_ARENA_MAX=1") { // more arenas fill up one by one, which is no leak
 		require.Zero(t, c.end(t, 300*time.Second), "rank %d:\n%s", r, c.text())
 		t.Logf("rank %d: %s", r, c.text())
 	}
