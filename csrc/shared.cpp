@@ -187,7 +187,10 @@ struct Signed {
 
 Signed read_line(const SignatureLine& from) {
   Signed l;
-  for (int i = 0; i < 8; i++) l.w[i] = __atomic_load_n(&from.w[i / 4].w[i % 4], __ATOMIC_ACQUIRE);
+  const auto word = [&](int i) { return __atomic_load_n(&from.w[i / 4].w[i % 4], __ATOMIC_ACQUIRE); };
+  for (int i = 0; i < 8; i++) l.w[i] = word(i);
+  // A device stores 16 bytes at once, this thread reads four: a half that was overwritten meanwhile has another count now.
+  if (word(0) != l.w[0] || word(4) != l.w[4]) l.w[0] = 0;
   return l;
 }
 

@@ -8,7 +8,7 @@
 
 namespace AR_NS {
 
-constexpr int kMaxRanks = 8;
+constexpr int kMaxRanks = AR_MAX_RANKS;
 constexpr int kMaxBlocks = 128;
 constexpr int kExchangeThreads = 512;
 constexpr uint32_t kScrub = 1u << 20;
