@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,9 +196,16 @@ func childScript(d device.Driver, script string) (err error) {
 				return err
 			}
 		}
-		for range cycles {
-			if err := j.reduce(job{typ: allreduce.F32, count: 1000, kind: reference.Normal}); err != nil {
-				return err
+		const warm = 4
+		var before holdings
+		for i := range cycles + warm {
+			if i == warm {
+				before = held()
+			}
+			for _, count := range []int{1000, 200_000} { // internal, copy-engine
+				if err := j.reduce(job{typ: allreduce.F32, count: count, kind: reference.Normal}); err != nil {
+					return err
+				}
 			}
 			if err := j.comm.Close(); err != nil {
 				return err
@@ -205,19 +214,33 @@ func childScript(d device.Driver, script string) (err error) {
 				return err
 			}
 		}
-		fds, _ := os.ReadDir("/proc/self/fd")
-		maps, _ := os.ReadFile("/proc/self/maps")
-		if n := strings.Count(string(maps), "memfd:allreduce"); n != 1 {
-			return fmt.Errorf("%d mappings of shared memory after %d cycles", n, cycles)
-		}
-		if n := device.LiveObjects(); n > 32 {
-			return fmt.Errorf("%d objects of the emulated machine after %d cycles", n, cycles)
-		}
-		if len(fds) > 16 {
-			return fmt.Errorf("%d descriptors after %d cycles", len(fds), cycles)
+		after := held()
+		fmt.Println("held", before, after)
+		// The Go runtime makes threads when it likes, and each has mappings. The emulator keeps freed memory for a while to
+		// notice late accesses: 46 MiB after some 50 cycles, then it is flat.
+		if after.files != before.files || after.shared != before.shared || after.objects != before.objects ||
+			after.goroutines > before.goroutines || after.mappings > before.mappings+20 || after.resident > before.resident+64<<20 {
+			return fmt.Errorf("held before %d cycles %+v, after %+v", cycles, before, after)
 		}
 	}
 	return nil
+}
+
+// holdings are what a process has at the moment.
+type holdings struct {
+	files, mappings, shared, goroutines int
+	objects, resident                   int64 // of the emulated machine; bytes
+}
+
+func held() holdings {
+	debug.FreeOSMemory() // Go's garbage is not what is looked for
+	fds, _ := os.ReadDir("/proc/self/fd")
+	maps, _ := os.ReadFile("/proc/self/maps")
+	statm, _ := os.ReadFile("/proc/self/statm")
+	var size, pages int64
+	_, _ = fmt.Sscan(string(statm), &size, &pages)
+	return holdings{len(fds), bytes.Count(maps, []byte("\n")), bytes.Count(maps, []byte("memfd:allreduce")), runtime.NumGoroutine(),
+		device.LiveObjects(), pages * int64(os.Getpagesize())}
 }
 
 func TestJoinProcesses(t *testing.T) {
@@ -277,8 +300,9 @@ func TestJoinPeersProven(t *testing.T) {
 
 // Join, reduce and Close again and again: nothing piles up. AR_TEST_CYCLES sets how often.
 func TestJoinCycles(t *testing.T) {
-	for r, c := range startChildren(t, 2, "cycles") {
-		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+	for r, c := range startChildren(t, 2, "cycles", "MALLOC_ARENA_MAX=1") { // more arenas fill up one by one, which is no leak
+		require.Zero(t, c.end(t, 300*time.Second), "rank %d:\n%s", r, c.text())
+		t.Logf("rank %d: %s", r, c.text())
 	}
 }
 

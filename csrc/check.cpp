@@ -90,10 +90,10 @@ int32_t Comm::check(const ar_buffer* bufs, int32_t n, int32_t path, int32_t wire
       return fail(e, AR_ERR_ARGUMENT, where, "count is %lld on rank %d and %lld on rank %d",
                   static_cast<long long>(a.count), first, static_cast<long long>(b.count), r);
     if (b.type != a.type)
-      return fail(e, AR_ERR_ARGUMENT, where, "type is %s on rank %d and %s on rank %d", type_name(a.type),
-                  first, type_name(b.type), r);
-    if (b.op != a.op) return fail(e, AR_ERR_ARGUMENT, where, "op is %d on rank %d and %d on rank %d", a.op, first,
-                                     b.op, r);
+      return fail(e, AR_ERR_ARGUMENT, where, "type is %s on rank %d and %s on rank %d", type_name(a.type), first,
+                  type_name(b.type), r);
+    if (b.op != a.op)
+      return fail(e, AR_ERR_ARGUMENT, where, "op is %d on rank %d and %d on rank %d", a.op, first, b.op, r);
     if (b.rows != a.rows)
       return fail(e, AR_ERR_ARGUMENT, where, "rows is %d on rank %d and %d on rank %d", a.rows, first, b.rows, r);
   }

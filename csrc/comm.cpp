@@ -470,8 +470,7 @@ void Comm::stats(ar_stats* out) {
     held.device = rank(locals_[i]).device;
     if (closed_) continue;
     for (int p = 0; p < AR_PATHS; p++)
-      if (transports_[p] != nullptr)
-        transports_[p]->memory(locals_[i], &held.device_bytes[p], &held.pinned_bytes[p]);
+      if (transports_[p] != nullptr) transports_[p]->memory(locals_[i], &held.device_bytes[p], &held.pinned_bytes[p]);
   }
 }
 

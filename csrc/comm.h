@@ -85,9 +85,9 @@ struct Lanes {
 
 struct Owned {
   void* ptr = nullptr;
-  int device = -1;       // -1: pinned
-  int64_t mapped = 0;    // bytes of a mapped file: registered, not allocated
-  bool opened = false;   // another process's, opened by its handle
+  int device = -1;      // -1: pinned
+  int64_t mapped = 0;   // bytes of a mapped file: registered, not allocated
+  bool opened = false;  // another process's, opened by its handle
 };
 
 // Memory with one owner count: the communicator, each graph that captured it, the reaper. Never frees by itself (the last
@@ -230,11 +230,11 @@ class Comm : public ar_comm {
   ar_error failure_{};
   uint64_t calls_ = 0, allocations_ = 0;
   uint64_t path_calls_[AR_PATHS] = {}, path_bytes_[AR_PATHS] = {};
-  Board* board_ = nullptr;         // host view
-  Board* board_device_ = nullptr;  // device view
+  Board* board_ = nullptr;                             // host view
+  Board* board_device_ = nullptr;                      // device view
   char *shared_ = nullptr, *shared_device_ = nullptr;  // where split: the file
   int64_t shared_bytes_ = 0;
-  uint32_t* counters_[kMaxRanks] = {};  // of signatures
+  uint32_t* counters_[kMaxRanks] = {};                               // of signatures
   uint32_t told_[kMaxRanks][static_cast<int>(Told::count)][2] = {};  // records so far
   std::vector<Part> parts_;
   std::shared_ptr<Storage> storage_;

@@ -161,8 +161,16 @@ int32_t Comm::publish(Mark& mark, Told what, int slot, int r, Stream stream, ar_
 }
 
 int32_t Comm::await_told(Order id, int r, Stream stream, const Mark& mark, ar_error* e) {
-  const AwaitTold k{mark.told, mark.value, id, abort_word(), abort_base(), aborts(), timeout_ns_,
-                    board_device_->records[r], static_cast<uint32_t>(mark.peer), static_cast<uint32_t>(calls_)};
+  const AwaitTold k{mark.told,
+                    mark.value,
+                    id,
+                    abort_word(),
+                    abort_base(),
+                    aborts(),
+                    timeout_ns_,
+                    board_device_->records[r],
+                    static_cast<uint32_t>(mark.peer),
+                    static_cast<uint32_t>(calls_)};
   const Code c = AR_NS::launch(k, 1, 32, stream);
   return c == kOk ? AR_OK : runtime_error(c, r, "waiting for a flag", e);
 }
@@ -183,8 +191,9 @@ Signature Comm::signature(const Call& call, int path, int r) const {
   if (counters_[r] == nullptr || (!split() && (!call.captured || call.one_capture))) return s;
   s.lines = board_device_->signatures[r];
   s.counter = counters_[r];
-  s.what = static_cast<uint32_t>(call.type | call.wire << 4 | call.op << 8 | path << 12 | (call.captured ? 1 << 17 : 0)) |
-           (call.strided ? kStrided : 0);
+  s.what =
+      static_cast<uint32_t>(call.type | call.wire << 4 | call.op << 8 | path << 12 | (call.captured ? 1 << 17 : 0)) |
+      (call.strided ? kStrided : 0);
   s.call = static_cast<uint32_t>(call.number);
   s.count[0] = static_cast<uint32_t>(call.count);
   s.count[1] = static_cast<uint32_t>(call.count >> 32);
@@ -203,10 +212,11 @@ struct Signed {
     const uint32_t what = w[1];
     const uint64_t count = w[2] | static_cast<uint64_t>(w[3]) << 32;
     char t[160];
-    std::snprintf(t, sizeof(t), "call %u, %s of %llu %s as %s, %s, %s%s", w[5], (what >> 8 & 15) == AR_AVG ? "avg" : "sum",
-                  static_cast<unsigned long long>(count), type_name(static_cast<int32_t>(what & 15)),
-                  type_name(static_cast<int32_t>(what >> 4 & 15)), path_name(static_cast<int32_t>(what >> 12 & 15)),
-                  what >> 17 & 1 ? "captured" : "eager", (what & kStrided) != 0 ? ", strided" : "");
+    std::snprintf(t, sizeof(t), "call %u, %s of %llu %s as %s, %s, %s%s", w[5],
+                  (what >> 8 & 15) == AR_AVG ? "avg" : "sum", static_cast<unsigned long long>(count),
+                  type_name(static_cast<int32_t>(what & 15)), type_name(static_cast<int32_t>(what >> 4 & 15)),
+                  path_name(static_cast<int32_t>(what >> 12 & 15)), what >> 17 & 1 ? "captured" : "eager",
+                  (what & kStrided) != 0 ? ", strided" : "");
     return t;
   }
 };

@@ -142,7 +142,7 @@ typedef struct ar_options {
    * `ranks`, and none uses the communicator before all have made it. */
   int32_t locals;       /* ranks of this process; 0: all of them, and the fields below are not looked at */
   const int32_t* ranks; /* their numbers, ascending. Read during the call only. */
-  int32_t shared_fd;    /* a file of ar_shared_bytes() bytes, all zero, sealed against shrinking (memfd): the same one in
+  int32_t shared_fd; /* a file of ar_shared_bytes() bytes, all zero, sealed against shrinking (memfd): the same one in
                            every process. It is mapped; the descriptor is the caller's to close. -1: none, as the
                            ranks are on several hosts, where only NCCL reaches. */
   const uint8_t* nccl_id; /* AR_NCCL_ID_BYTES, the same in every process (ar_nccl_id); NULL: no NCCL. Read during the
@@ -196,7 +196,8 @@ AR_API int32_t ar_comm_create(const ar_options* options, ar_comm** comm, ar_erro
 AR_API int64_t ar_shared_bytes(const ar_options* options);
 
 /* An id for ar_options.nccl_id, from the libnccl named: made by one process, given to all. */
-AR_API int32_t ar_nccl_id(int32_t backend, const char* nccl_lib, int32_t nccl_p2p_disable, uint8_t* id, ar_error* error);
+AR_API int32_t ar_nccl_id(int32_t backend, const char* nccl_lib, int32_t nccl_p2p_disable, uint8_t* id,
+                          ar_error* error);
 
 /* From outside: ends the communicator on all its ranks, in all its processes, with AR_ERR_PEER_LOST and this text. Waits on
  * devices end at once. Any thread; does nothing where it has failed already. */

@@ -56,7 +56,7 @@ struct Shares {
   int rounds;
   int world;
   int locals;
-  int blocks;  // that take part, per rank
+  int blocks;        // that take part, per rank
   uint32_t* abort;   // this process's abort word
   uint32_t* aborts;  // those of all processes, 128 bytes apart
   int abort_words;

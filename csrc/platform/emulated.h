@@ -203,7 +203,7 @@ Line* block_line(Block& b, uintptr_t address);                         // slow p
 ReleaseRef block_tells(Block& b);                                      // what a store made now tells; null: nothing
 void block_learns(Block& b, const ReleaseRef& release);                // a satisfied wait
 void block_told(const void* p, const ReleaseRef& release);             // a store to memory that other processes see
-void block_heard(Block& b, const void* p);                             // a satisfied wait for a store of another process
+void block_heard(Block& b, const void* p);  // a satisfied wait for a store of another process
 void block_fence(Block& b);
 void block_buffer(Block& b, void* p, const void* value, int bytes);
 uint64_t block_forward(const Block& b, uintptr_t address, int bytes, uint64_t value);

@@ -118,7 +118,7 @@ int32_t CopyEngine::allocate(ar_error* e) {
                 static_cast<char*>(pinned)};
   }
   void* totals = nullptr;
-  if (s == AR_OK && n_ > 2) 
+  if (s == AR_OK && n_ > 2)
     s = comm_.staging(AR_PATH_COPY_ENGINE, 0, n_ * 2 * pinned_slot_, 2 * totals_slot_, &totals, nullptr, e);
   if (s != AR_OK) {
     comm_.storage_rollback(mark);

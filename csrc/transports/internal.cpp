@@ -45,7 +45,8 @@ class Internal final : public Transport {
     for (int r = 0; r < n; r++) {
       void* host = nullptr;
       void* device = nullptr;
-      if (const int32_t s = comm_.staging(AR_PATH_INTERNAL, r, r * kSharedInternal, kPinned, &host, &device, e)) return s;
+      if (const int32_t s = comm_.staging(AR_PATH_INTERNAL, r, r * kSharedInternal, kPinned, &host, &device, e))
+        return s;
       char* at = static_cast<char*>(device);
       wire_[r].ll = at;
       wire_[r].plain = at + kLLRegion;
@@ -124,8 +125,8 @@ class Internal final : public Transport {
 
     const int64_t packs = divide_up((k.rounds == 1 ? k.last_share : k.share) * wire_size, pack_bytes);
     return launches_.launch_all(
-        call, k, AR_PATH_INTERNAL, threads_for(packs), Order::internal_join, [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); },
-        e);
+        call, k, AR_PATH_INTERNAL, threads_for(packs), Order::internal_join,
+        [&](int r) { return epochs_[r] + (k.ll ? 0 : kMaxBlocks); }, e);
   }
 
   Comm& comm_;

@@ -250,8 +250,8 @@ class Peer final : public Transport {
       k.last_part = k.last_share / n;
       const int64_t packs = divide_up(k.rounds == 1 ? k.last_part : k.part, kPack);
       return launches_.launch_all(
-          call, k, AR_PATH_PEER, threads_for(packs), Order::peer_join, [&](int r) { return epochs_[r] + kFlagScatter * kMaxBlocks; },
-          e);
+          call, k, AR_PATH_PEER, threads_for(packs), Order::peer_join,
+          [&](int r) { return epochs_[r] + kFlagScatter * kMaxBlocks; }, e);
     }
     Push<T, W> k;
     describe(call, &k);

@@ -56,7 +56,7 @@ std::unique_ptr<Transport> make_copy_engine(Comm& comm);
 // allowed: peer access was proven, or is trusted.
 std::unique_ptr<Transport> make_peer(Comm& comm, bool allowed);
 struct NcclOptions {
-  std::string path;              // "": no NCCL
+  std::string path;             // "": no NCCL
   const uint8_t* id = nullptr;  // across processes: made by one of them
   bool p2p_disable = false;
 };

@@ -58,14 +58,17 @@ func serve(ctx context.Context, c Config) (*Group, error) {
 	d.end()
 	if err != nil {
 		var text string
-		kind := kindAbort
+		kind, sequence := kindAbort, uint32(1) // rank 0's, plus one
 		var mismatch *MismatchError
+		var missing *MissingError
 		if text = err.Error(); errors.As(err, &mismatch) {
 			kind = kindMismatch
+		} else if errors.As(err, &missing) {
+			kind, sequence = kindMissing, missing.only()
 		}
 		for _, m := range members {
 			if m != nil {
-				_ = m.link.send(message{kind: kind, payload: clip(text)}, time.Now().Add(time.Second))
+				_ = m.link.send(message{kind: kind, sequence: sequence, payload: clip(text)}, time.Now().Add(time.Second))
 				m.link.close()
 			}
 		}
@@ -411,8 +414,10 @@ func (c *Config) enter(ctx context.Context, l link, text []byte) (g *Group, agai
 		return nil, false, &MismatchError{fromMessage: m.text()}
 	case kindRefuse:
 		return nil, false, fmt.Errorf("rendezvous: rank 0 refused rank %d: %s", c.Rank, m.text())
+	case kindMissing:
+		return nil, false, missingFrom(m.sequence, m.text())
 	case kindAbort:
-		return nil, false, &LostError{Rank: 0, Text: m.text()}
+		return nil, false, &LostError{Rank: max(int(m.sequence)-1, 0), Text: m.text()}
 	default:
 		return nil, false, errGarbage
 	}

@@ -27,7 +27,8 @@ const (
 	kindChallenge byte = 9 // TCP: secure.go
 	kindProof     byte = 10
 	kindAccept    byte = 11
-	lastKind           = kindAccept
+	kindMissing   byte = 12 // 0 -> other: ranks did not come; sequence: which, plus one, if it is one; text
+	lastKind           = kindMissing
 )
 
 var errGarbage = errors.New("rendezvous: not our protocol")

@@ -81,13 +81,34 @@ func (e *MismatchError) Error() string {
 
 // MissingError says who did not come in time.
 type MissingError struct {
-	Ranks  []int
+	Ranks  []int // nil where rank 0 told of several
 	Within time.Duration
 	Where  string
 	Notes  []string // who was turned away meanwhile
+
+	fromMessage string // rank 0's text
+}
+
+// only is the number of the one rank that is missing, plus one, as a message carries it; 0: there are several.
+func (e *MissingError) only() uint32 {
+	if len(e.Ranks) != 1 {
+		return 0
+	}
+	return uint32(e.Ranks[0]) + 1
+}
+
+func missingFrom(only uint32, text string) *MissingError {
+	e := &MissingError{fromMessage: text}
+	if 0 < only && only <= maxWorld {
+		e.Ranks = []int{int(only) - 1}
+	}
+	return e
 }
 
 func (e *MissingError) Error() string {
+	if e.fromMessage != "" {
+		return e.fromMessage
+	}
 	names := make([]string, len(e.Ranks))
 	for i, r := range e.Ranks {
 		names[i] = fmt.Sprint(r)
