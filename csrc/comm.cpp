@@ -42,9 +42,9 @@ const char* phase_name(uint32_t phase) {
     case Phase::peer_flag:
       return "peer flag";
     case Phase::peer_scatter:
-      return "peer scatter";
+      return "two-shot scatter";
     case Phase::peer_gather:
-      return "peer gather";
+      return "two-shot gather";
     case Phase::told:
       return "copy-engine flag";
     default:

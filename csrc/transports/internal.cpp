@@ -1,11 +1,16 @@
-// `internal`: small reductions through mapped pinned host memory, one launch per GPU (protocol: kernels/exchange.h).
+// `internal`: small reductions through mapped pinned host memory, one launch per GPU (protocol: kernels/exchange.h; two-shot:
+// PushTwo of kernels/push.h, its rings in the receivers' pinned memory).
 //
 // Constants, measured on two H200 (PCIe 5 x16), 2026-11-30, in a graph: 16 blocks per rank (comm.cpp); LL words up to 64 KiB
 // on the wire (there 8.3 us, plain stores with a flag per block 10.0), plain stores above (128 KiB: 12.3); kernels moving
 // all four flows stop at 28 GB/s each, so nothing is gained by more memory: 4 MiB of pinned memory per rank, larger
 // payloads in rounds.
+// One-shot reads N-1 payloads at that rate, two-shot 2(N-1)/N and pays a second trip. Simulated, F32, one-shot / two-shot in us
+// (2026-12-01; not measured on GPUs): 3 ranks 128 KiB 12.6 / 13.2, 508 KiB 39 / 37; 4 ranks 15.6 / 14.2, 51 / 41; 8 ranks
+// 27.5 / 15.7, 98 / 47. So two-shot from four ranks on, where one-shot's plain stores would serve.
 // Included by all_*.cpp.
 #include "../kernels/exchange.h"
+#include "../kernels/push.h"
 #include "launches.h"
 
 namespace AR_NS {
@@ -18,6 +23,7 @@ constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
 constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
 // Epochs of LL and of plain blocks, and the counter of signatures on a line of its own.
 constexpr int64_t kEpochBytes = (2 * kMaxBlocks + 32) * static_cast<int64_t>(sizeof(uint32_t));
+constexpr int kTwoShotFrom = 4;  // ranks; the plain region then holds the rings
 constexpr int64_t kPinned = kLLRegion + kPlainRegion + kFlagRegion;
 static_assert(kPinned <= kSharedInternal, "spec 2.1: at most 4 MiB pinned per GPU");
 
@@ -42,6 +48,10 @@ class Internal final : public Transport {
     // No two blocks write one 128-byte line.
     ll_bytes_ = round_down(kLLRegion / 2 / blocks_, 128);
     plain_bytes_ = round_down(kPlainRegion / 2 / blocks_, 128);
+    const int64_t ring_flags = kFlagKinds * (n - 1) * kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
+    shape_.two_blocks = blocks_;
+    shape_.two_bytes = round_down((kPlainRegion - ring_flags) / (2 * kTwoShotSlots * (n - 1) * blocks_), 128);
+    const int64_t ring = kTwoShotSlots * (n - 1) * blocks_ * shape_.two_bytes;  // of either kind
     for (int r = 0; r < n; r++) {
       void* host = nullptr;
       void* device = nullptr;
@@ -51,8 +61,15 @@ class Internal final : public Transport {
       wire_[r].ll = at;
       wire_[r].plain = at + kLLRegion;
       wire_[r].flags = reinterpret_cast<uint32_t*>(at + kLLRegion + kPlainRegion);
+      ring_[r].scatter = wire_[r].plain;
+      ring_[r].gather = ring_[r].scatter + ring;
+      ring_[r].flags = reinterpret_cast<uint32_t*>(ring_[r].gather + ring);
       if (!comm_.local(r)) continue;
       std::memset(host, 0, kPinned);
+      if (two_shot()) {
+        auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + kLLRegion + 2 * ring);
+        std::fill(flags, flags + ring_flags / static_cast<int64_t>(sizeof(uint32_t)), comm_.first_epoch());
+      }
       if (comm_.first_epoch() != 0) {
         // As after so many epochs: the flags stand where the counters do.
         auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + kLLRegion + kPlainRegion);
@@ -71,6 +88,8 @@ class Internal final : public Transport {
     int resident[kMaxRanks];
     std::fill(resident, resident + kMaxRanks, 1 << 30);
     if (const int32_t s = launches_.load<Exchange>(resident, e)) return s;
+    if (two_shot())
+      if (const int32_t s = launches_.load<PushTwo>(resident, e)) return s;
     for (int r : comm_.locals()) {
       const int locals = launches_.locals(r);
       if (locals * blocks_ <= resident[r]) continue;
@@ -96,12 +115,34 @@ class Internal final : public Transport {
   }
 
  private:
+  bool two_shot() const { return comm_.world() >= kTwoShotFrom; }
+
+  template <class T, class W>
+  int32_t enqueue_two(Call& call, ar_error* e) {
+    constexpr int64_t kPack = kPerVec<W>;
+    const int n = comm_.world();
+    PushTwo<T, W> k;
+    std::memset(static_cast<void*>(&k), 0, sizeof(k));
+    launches_.fill(call, &k);
+    k.shape = shape_;
+    for (int r = 0; r < n; r++) k.ring[r] = ring_[r];
+    k.blocks = static_cast<int>(std::min<int64_t>(divide_up(divide_up(call.count, kPack), kExchangeThreads), blocks_));
+    k.part = shape_.two_bytes / 16 * kPack;
+    cut(&k, call.count, k.part * n, kPack * n);
+    k.last_part = k.last_share / n;
+    const int64_t packs = divide_up(k.rounds == 1 ? k.last_part : k.part, kPack);
+    return launches_.launch_all(
+        call, k, AR_PATH_INTERNAL, threads_for(packs), Order::internal_join,
+        [&](int r) { return epochs_[r] + kMaxBlocks; }, e);
+  }
+
   template <class T, class W>
   int32_t enqueue_as(Call& call, ar_error* e) {
     using K = Exchange<T, W>;
     constexpr int64_t wire_size = sizeof(typename W::Bits);
     const int n = comm_.world();
     const int64_t wire_bytes = call.count * wire_size;
+    if (two_shot() && wire_bytes > kLLUpTo) return enqueue_two<T, W>(call, e);
     K k;
     std::memset(static_cast<void*>(&k), 0, sizeof(k));
     k.ll = wire_bytes <= kLLUpTo;
@@ -114,10 +155,7 @@ class Internal final : public Transport {
     k.slot_blocks = blocks_;
     // Shares are whole 16-byte packs, so that vectors stay aligned.
     constexpr int64_t kPack = kPerVec<W>;
-    k.share = block_bytes / 16 * kPack;
-    k.rounds = static_cast<int>(divide_up(call.count, k.share * k.blocks));
-    const int64_t rest = call.count - (k.rounds - 1) * k.share * k.blocks;
-    k.last_share = divide_up(rest, k.blocks * kPack) * kPack;
+    cut(&k, call.count, block_bytes / 16 * kPack, kPack);
     launches_.fill(call, &k);
     k.ll_bytes = ll_bytes_;
     k.plain_bytes = plain_bytes_;
@@ -137,6 +175,8 @@ class Internal final : public Transport {
   int64_t ll_bytes_ = 0, plain_bytes_ = 0;
   Wire wire_[kMaxRanks] = {};
   uint32_t* epochs_[kMaxRanks] = {};
+  RingShape shape_{};  // two-shot
+  PeerRing ring_[kMaxRanks] = {};
 };
 
 }  // namespace

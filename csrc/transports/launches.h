@@ -118,6 +118,14 @@ class Launches {
 
 inline int64_t round_down(int64_t v, int64_t to) { return v / to * to; }
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Shares of at most `most` elements for each of k's blocks, in as few rounds as that takes, all but the last full.
+template <class K>
+void cut(K* k, int64_t count, int64_t most, int64_t unit) {
+  k->share = most;
+  k->rounds = static_cast<int>(divide_up(count, k->share * k->blocks));
+  const int64_t rest = count - (k->rounds - 1) * k->share * k->blocks;
+  k->last_share = divide_up(rest, k->blocks * unit) * unit;
+}
 // No more threads than packs: a smaller block starts sooner (0.1 us at 1 KiB).
 inline int threads_for(int64_t packs) {
   return static_cast<int>(std::clamp<int64_t>(divide_up(packs, 32) * 32, 64, kExchangeThreads));

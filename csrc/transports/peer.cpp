@@ -212,15 +212,6 @@ class Peer final : public Transport {
     return AR_OK;
   }
 
-  // Shares of at most `most` elements for each of k's blocks, in as few rounds as that takes, all but the last full.
-  template <class K>
-  static void cut(K* k, int64_t count, int64_t most, int64_t unit) {
-    k->share = most;
-    k->rounds = static_cast<int>(divide_up(count, k->share * k->blocks));
-    const int64_t rest = count - (k->rounds - 1) * k->share * k->blocks;
-    k->last_share = divide_up(rest, k->blocks * unit) * unit;
-  }
-
   template <class K>
   void describe(const Call& call, K* k) const {
     std::memset(static_cast<void*>(k), 0, sizeof(*k));

@@ -216,7 +216,7 @@ TEST(Peer, APeerNeverComes) {
   struct {
     int64_t count;
     const char* phase;
-  } cases[] = {{100, "peer data"}, {20000, "peer flag"}, {300000, "peer scatter"}};
+  } cases[] = {{100, "peer data"}, {20000, "peer flag"}, {300000, "two-shot scatter"}};
   for (const auto& c : cases) {
     Rig r(peers(3), 3, 1 << 20, 64 << 10, 0, 50);  // one round: a later one's flag would do for a lost one
     const size_t i = r.make(pushed(c.count, AR_F32));

@@ -206,7 +206,7 @@ int reduce_all(const Rank& me) {
 }
 
 TEST(Processes, EveryPath) {
-  for (int world : {2, 3}) run({world, {AR_PEER_HANDLE_BYTES, kBarrier}, reduce_all});
+  for (int world : {2, 3, 4}) run({world, {AR_PEER_HANDLE_BYTES, kBarrier}, reduce_all});
 }
 
 // Handles that nothing is behind.

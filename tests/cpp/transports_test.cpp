@@ -102,6 +102,36 @@ TEST(Transports, EpochsWrap) {
 }
 
 // Graphs of every path with an odd number of calls, replayed with new data, between eager calls and other graphs.
+// Two-shot through host memory, from four ranks on and above 64 KiB on the wire: every split, several rounds, ranks that own
+// nothing of the last share, epochs that wrap, every schedule.
+TEST(Transports, InternalTwoShot) {
+  uint64_t seed = 0;
+  for (int ranks : {4, 5, 8})
+    for (int blocks : {0, 3}) {
+      Machine m;
+      m.devices = ranks == 5 ? 2 : ranks;
+      m.schedule = static_cast<int>(seed % 4);
+      m.seed = ++seed;
+      Rig r(m, ranks, 1 << 20, 64 << 10, blocks, 0, 0xFFFFFFFDu);
+      for (int wire : {AR_F32, AR_BF16})
+        for (int64_t count : {16384, 16385, 32769, 40001, 131075, 300007}) {
+          if (count > 200000 && wire == AR_F32 && blocks == 0) continue;  // time
+          Case c;
+          c.wire = wire;
+          c.count = count;
+          c.in_place = count % 3 == 0;
+          c.offset = static_cast<int>(count % 4);
+          for (int k = 0; k < ranks; k++) c.absent.push_back(count % 5 == 1 && k % 3 == 1);
+          const size_t i = r.make(c);
+          if (!c.in_place) r.enqueue(i);
+          r.enqueue(i);
+          r.wait();
+          ASSERT_EQ(r.wrong(i), 0) << ranks << " ranks, " << blocks << " blocks, " << count << "\n"
+                                   << ar_emulated_report();
+        }
+    }
+}
+
 TEST(Transports, GraphReplays) {
   const bool cuda = rig::B == AR_BACKEND_CUDA;
   const int replays = cuda ? 1000 : 40;
