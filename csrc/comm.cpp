@@ -526,7 +526,9 @@ int32_t comm_stats(ar_comm* c, ar_stats* out) {
   return AR_OK;
 }
 int32_t comm_close(ar_comm* c, ar_error* e) { return self(c)->close(e); }
-int32_t comm_export_peer(ar_comm* c, int32_t r, uint8_t* handle, ar_error* e) { return self(c)->export_peer(r, handle, e); }
+int32_t comm_export_peer(ar_comm* c, int32_t r, uint8_t* handle, ar_error* e) {
+  return self(c)->export_peer(r, handle, e);
+}
 int32_t comm_import_peers(ar_comm* c, const uint8_t* handles, ar_error* e) { return self(c)->import_peers(handles, e); }
 int32_t comm_lose(ar_comm* c, int32_t rank, const char* text, ar_error*) { return self(c)->lose(rank, text); }
 int32_t comm_free(ar_comm* c) {

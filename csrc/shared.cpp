@@ -109,7 +109,8 @@ int Comm::closed_peer() const {
 
 int32_t Comm::export_peer(int r, uint8_t* handle, ar_error* e) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (r < 0 || r >= world_ || !local(r)) return fail(e, AR_ERR_ARGUMENT, {r, -1, 0}, "rank %d is not of this process", r);
+  if (r < 0 || r >= world_ || !local(r))
+    return fail(e, AR_ERR_ARGUMENT, {r, -1, 0}, "rank %d is not of this process", r);
   DeviceGuard guard;
   RelaxedCapture relaxed;
   return transports_[AR_PATH_PEER]->export_memory(r, handle, e);
@@ -140,7 +141,8 @@ int32_t Comm::open_exported(int r, int of, const uint8_t* handle, void** out, ar
 
 // From now on the memory that was exported is freed only after all have closed what they opened of it.
 void Comm::note_opened() {
-  for (int r = 0; r < world_; r++) (local(r) ? storage_->own_left : storage_->others_left).push_back(&board_->left[r].v);
+  for (int r = 0; r < world_; r++)
+    (local(r) ? storage_->own_left : storage_->others_left).push_back(&board_->left[r].v);
 }
 
 int32_t Comm::publish(Mark& mark, Told what, int slot, int r, Stream stream, ar_error* e) {

@@ -268,7 +268,7 @@ struct World {
   std::map<uintptr_t, Allocation> freed;            // tombstones, until the addresses are used again
   std::deque<std::pair<void*, size_t>> quarantine;  // freed but not given back yet
   size_t quarantine_bytes = 0;
-  int foreign = 0;  // allocations that are not its own alone
+  int foreign = 0;             // allocations that are not its own alone
   ReleaseRef last_told, told;  // all that stores to them have told
 
   // hazards.cpp

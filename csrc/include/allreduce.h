@@ -208,7 +208,8 @@ AR_API int32_t ar_comm_lose(ar_comm* comm, int32_t rank, const char* text, ar_er
  * uses the path before all have imported. AR_ERR_UNSUPPORTED: the path does not exist here (why is in the message), or
  * another process's memory cannot be opened; nothing else is lost. */
 AR_API int32_t ar_comm_export_peer(ar_comm* comm, int32_t rank, uint8_t* handle, ar_error* error);
-AR_API int32_t ar_comm_import_peers(ar_comm* comm, const uint8_t* handles, ar_error* error); /* world handles, by rank */
+AR_API int32_t ar_comm_import_peers(ar_comm* comm, const uint8_t* handles,
+                                    ar_error* error); /* world handles, by rank */
 
 /* Whether a path exists for this communicator; if not, reason (of reason_bytes) says why in one sentence. */
 AR_API int32_t ar_comm_has_path(const ar_comm* comm, int32_t path, char* reason, size_t reason_bytes);

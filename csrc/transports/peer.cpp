@@ -200,8 +200,9 @@ class Peer final : public Transport {
     const int64_t bytes = lay_out();
     for (int r = 0; r < n; r++) {
       if (all[r].bytes < bytes)
-        return fail(e, AR_ERR_UNSUPPORTED, {r, -1, 0}, "rank %d has a ring of %lld bytes, %lld are needed for %d blocks",
-                    r, static_cast<long long>(all[r].bytes), static_cast<long long>(bytes), blocks_);
+        return fail(e, AR_ERR_UNSUPPORTED, {r, -1, 0},
+                    "rank %d has a ring of %lld bytes, %lld are needed for %d blocks", r,
+                    static_cast<long long>(all[r].bytes), static_cast<long long>(bytes), blocks_);
       if (!comm_.local(r)) {
         void* ring = nullptr;
         if (const int32_t s = comm_.open_exported(comm_.locals()[0], r, all[r].memory, &ring, e)) return s;

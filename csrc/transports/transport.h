@@ -44,8 +44,12 @@ class Transport {
   virtual int32_t prepare(int64_t max_bytes, ar_error* e) = 0;
   virtual int32_t enqueue(Call& call, ar_error* e) = 0;
   // Across processes: what a rank gives its peers, AR_PEER_HANDLE_BYTES, and what it gets of all of them, by rank.
-  virtual int32_t export_memory(int, uint8_t*, ar_error* e) { return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing().c_str()); }
-  virtual int32_t import_memory(const uint8_t*, ar_error* e) { return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing().c_str()); }
+  virtual int32_t export_memory(int, uint8_t*, ar_error* e) {
+    return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing().c_str());
+  }
+  virtual int32_t import_memory(const uint8_t*, ar_error* e) {
+    return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing().c_str());
+  }
   // Of the library behind it (NCCL's version code), 0 if there is none.
   virtual int version() const { return 0; }
   virtual void memory(int rank, int64_t* device_bytes, int64_t* pinned_bytes) const = 0;

@@ -33,13 +33,13 @@ struct Rank {
 
 constexpr size_t kBarrier = 1;
 
-#define CHILD_OK(call)                                                                    \
-  do {                                                                                    \
-    const int32_t status_ = (call);                                                       \
-    if (status_ != AR_OK) {                                                               \
+#define CHILD_OK(call)                                                                                \
+  do {                                                                                                \
+    const int32_t status_ = (call);                                                                   \
+    if (status_ != AR_OK) {                                                                           \
       std::fprintf(stderr, "rank %d: %s: %s\n%s\n", me.rank, #call, e.message, ar_emulated_report()); \
-      return 1;                                                                           \
-    }                                                                                     \
+      return 1;                                                                                       \
+    }                                                                                                 \
   } while (false)
 
 struct Plan {
@@ -172,8 +172,9 @@ int reduce_all(const Rank& me) {
           CHILD_OK(ar_stream_synchronize(B, d, stream, &e));
           const int64_t bad = wrong(count);
           if (bad == 0) continue;
-          std::fprintf(stderr, "rank %d: %s, %lld elements, wire %s, turn %d: %lld wrong\n", me.rank, ar_path_name(path),
-                       static_cast<long long>(count), ar_type_name(wire), turn, static_cast<long long>(bad));
+          std::fprintf(stderr, "rank %d: %s, %lld elements, wire %s, turn %d: %lld wrong\n", me.rank,
+                       ar_path_name(path), static_cast<long long>(count), ar_type_name(wire), turn,
+                       static_cast<long long>(bad));
           return 7;
         }
   // A graph in each process, replayed; in between an eager call.
