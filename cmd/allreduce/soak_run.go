@@ -106,8 +106,8 @@ func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrin
 			return err
 		}
 		over := time.Since(start) >= j.duration || j.calls > 0 && report.Calls >= j.calls
-		if over, err = s.together(ctx, over); err != nil || report.Finding != nil {
-			return err
+		if over = s.together(ctx, over); report.Finding != nil {
+			return nil
 		}
 		report.Batches++
 		printer.tick(time.Since(start), report)
@@ -118,9 +118,9 @@ func (j *soakJob) run(ctx context.Context, report *soakReport, printer *soakPrin
 
 // together tells the other processes what this one found, and takes over what they did: the first finding of any rank ends
 // the run on all. over is rank 0's, since the processes' clocks are not one.
-func (s *soakState) together(ctx context.Context, over bool) (bool, error) {
+func (s *soakState) together(ctx context.Context, over bool) bool {
 	if s.job.rank == nil || s.comm.Err() != nil { // a failure is found by every rank itself
-		return over, nil
+		return over
 	}
 	type word struct {
 		Over       bool
@@ -138,7 +138,7 @@ func (s *soakState) together(ctx context.Context, over bool) (bool, error) {
 	all, err := gatherJSON(s.session, mine)
 	if err != nil {
 		s.found(&soakFinding{Kind: findingFailure, Call: s.report.Calls, Text: oneLine(err)})
-		return true, nil
+		return true
 	}
 	for rank, theirs := range all {
 		if theirs.Finding != "" && rank != s.job.rank.Rank {
@@ -147,7 +147,7 @@ func (s *soakState) together(ctx context.Context, over bool) (bool, error) {
 		}
 	}
 	s.rest(ctx, all[0].Nap)
-	return all[0].Over, nil
+	return all[0].Over
 }
 
 // oneBatch enqueues many calls, waits once and checks them all. It fails with what is no finding: no memory.

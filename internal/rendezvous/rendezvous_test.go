@@ -392,7 +392,7 @@ func TestAbort(t *testing.T) {
 	for _, g := range groups {
 		<-g.Done()
 		require.EqualError(t, g.Err(), "no memory on rank 2")
-		require.Equal(t, 2, g.Err().(*LostError).Rank) //nolint:errorlint // the exact type
+		require.Equal(t, 2, g.Err().(*LostError).Rank)
 	}
 }
 
