@@ -98,47 +98,48 @@ func searchVerdicts(ctx context.Context, s *settings, backend Backend, all []int
 	return consult(ctx, s, cache, note)
 }
 
-// openPeers lets path peer exist: each rank gives the others a handle of its ring and opens theirs. Where one rank cannot,
-// none uses peer access, and all say why.
+// openPeers lets path peer exist: each rank gives the others a handle of its ring, opens theirs, stores a pattern into each,
+// and looks at what has arrived in its own. Where one rank cannot, none uses peer access, and all say why.
 func (p *party) openPeers(ctx context.Context, handle *core.Comm, s *settings, peers *peerAccess) error {
 	if !peers.allowed(s) {
 		return nil
 	}
-	type given struct {
+	type told struct {
 		Handle []byte
 		Why    string
 	}
-	var mine given
-	var e *core.Error
-	if mine.Handle, e = handle.ExportPeer(p.rank.Rank); e != nil {
-		mine.Why = e.Message
-	}
-	theirs, err := gather(ctx, p.group, mine)
-	if err != nil {
-		return err
-	}
-	handles := make([][]byte, len(theirs))
-	for r := range theirs {
-		handles[r] = theirs[r].Handle
-		if theirs[r].Why != "" {
-			peers.refuse(r, theirs[r].Why)
-			return nil
+	// step tells all what this rank did; false: some rank failed, and none uses peer access.
+	step := func(handle []byte, failed *core.Error) (handles [][]byte, good bool, err error) {
+		mine := told{Handle: handle}
+		if failed != nil {
+			mine.Why = failed.Message
 		}
-	}
-	mine = given{}
-	if e := handle.ImportPeers(handles); e != nil {
-		mine.Why = e.Message
-	}
-	if theirs, err = gather(ctx, p.group, mine); err != nil {
-		return err
-	}
-	for r := range theirs {
-		if theirs[r].Why != "" {
-			peers.refuse(r, theirs[r].Why)
-			return nil
+		theirs, err := gather(ctx, p.group, mine)
+		if err != nil {
+			return nil, false, err
 		}
+		for r, t := range theirs {
+			if t.Why != "" {
+				peers.refuse(r, t.Why)
+				return nil, false, nil
+			}
+			handles = append(handles, t.Handle)
+		}
+		return handles, true, nil
 	}
-	return nil
+	mine, failed := handle.ExportPeer(p.rank.Rank)
+	handles, good, err := step(mine, failed)
+	for _, next := range []func() *core.Error{
+		func() *core.Error { return handle.ImportPeers(handles) },
+		func() *core.Error { return handle.CheckPeers(false) },
+		func() *core.Error { return handle.CheckPeers(true) },
+	} {
+		if err != nil || !good {
+			return err
+		}
+		_, good, err = step(nil, next())
+	}
+	return err
 }
 
 // refuse makes all ranks do without peer access, since one cannot have it.

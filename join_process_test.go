@@ -114,6 +114,12 @@ func joinChild(script string) int {
 	if os.Getenv("AR_TEST_CANNOT_OPEN") == os.Getenv("RANK") {
 		device.Fail(device.CallIPCOpen, 1)
 	}
+	if os.Getenv("AR_TEST_STORES_LOST") == os.Getenv("RANK") {
+		if err := device.FailPeer(2, 0, device.PeerDropped); err != nil {
+			fmt.Println("error:", err)
+			return 1
+		}
+	}
 	d, err := device.Open(device.Emulated)
 	if err == nil {
 		err = childScript(d, script)
@@ -273,6 +279,15 @@ func TestJoinPeersNotOpened(t *testing.T) {
 		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
 		require.Contains(t, c.text(), "joined internal")
 		require.Contains(t, c.text(), "rank 1: rank 1 cannot open the memory of rank 0: fault injected")
+	}
+}
+
+// The driver opens the memory, but what rank 2 stores there never arrives: seen before the path is used, whatever was trusted.
+func TestJoinPeersStoresLost(t *testing.T) {
+	for r, c := range startChildren(t, 3, "jobs", append(peersTrusted, "AR_TEST_STORES_LOST=2")...) {
+		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
+		require.Contains(t, c.text(), "joined internal")
+		require.Contains(t, c.text(), "rank 0: what rank 2 stores in the memory of rank 0 does not arrive: ")
 	}
 }
 

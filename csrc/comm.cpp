@@ -530,6 +530,7 @@ int32_t comm_export_peer(ar_comm* c, int32_t r, uint8_t* handle, ar_error* e) {
   return self(c)->export_peer(r, handle, e);
 }
 int32_t comm_import_peers(ar_comm* c, const uint8_t* handles, ar_error* e) { return self(c)->import_peers(handles, e); }
+int32_t comm_check_peers(ar_comm* c, int32_t look, ar_error* e) { return self(c)->check_peers(look != 0, e); }
 int32_t comm_lose(ar_comm* c, int32_t rank, const char* text, ar_error*) { return self(c)->lose(rank, text); }
 int32_t comm_free(ar_comm* c) {
   self(c)->close(nullptr);

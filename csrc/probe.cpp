@@ -110,11 +110,7 @@ Code Probe::collect(int side, int64_t records, ProbeFound* sum) {
   if (c == kOk) c = stream_synchronize(stream(side));
   if (c == kOk) c = copy_blocking(all.data(), found_[side], all.size() * 16, CopyKind::device_to_host);
   *sum = ProbeFound();
-  for (const Vec16& v : all) {
-    if (v.w[0] == 0) continue;
-    if (sum->bad == 0 || v.w[1] < sum->at) sum->at = v.w[1], sum->got = v.w[2], sum->want = v.w[3];
-    sum->bad += v.w[0];
-  }
+  for (const Vec16& v : all) sum->add(v);
   return c;
 }
 

@@ -124,6 +124,14 @@ int32_t Comm::import_peers(const uint8_t* handles, ar_error* e) {
   return transports_[AR_PATH_PEER]->import_memory(handles, e);
 }
 
+int32_t Comm::check_peers(bool look, ar_error* e) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const int32_t s = latched(e)) return s;
+  DeviceGuard guard;
+  RelaxedCapture relaxed;
+  return transports_[AR_PATH_PEER]->check_memory(look, e);
+}
+
 int32_t Comm::open_exported(int r, int of, const uint8_t* handle, void** out, ar_error* e) {
   const RankInfo& info = ranks_[static_cast<size_t>(r)];
   Code c = set_device(info.device);

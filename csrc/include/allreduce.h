@@ -204,12 +204,15 @@ AR_API int32_t ar_nccl_id(int32_t backend, const char* nccl_lib, int32_t nccl_p2
 AR_API int32_t ar_comm_lose(ar_comm* comm, int32_t rank, const char* text, ar_error* error);
 
 /* Path peer across processes. Each process exports its ranks' rings (device memory of the library's own), all exchange the
- * handles, each imports those of all ranks: then path peer exists. Before, ar_comm_has_path says what is missing. No process
- * uses the path before all have imported. AR_ERR_UNSUPPORTED: the path does not exist here (why is in the message), or
- * another process's memory cannot be opened; nothing else is lost. */
+ * handles, each imports those of all ranks. Then each checks: with look 0 it stores a pattern into the others' rings, and, once
+ * all have done that, with look 1 it looks at what has arrived in its own. Then path peer exists; before, ar_comm_has_path
+ * says what is missing. No process may use the path before all have looked: on the way the processes wait for each other three
+ * times, by means of their own. AR_ERR_UNSUPPORTED: the path does not exist here, another process's memory cannot be opened,
+ * or stores do not arrive (which, is in the message); nothing else is lost. */
 AR_API int32_t ar_comm_export_peer(ar_comm* comm, int32_t rank, uint8_t* handle, ar_error* error);
 AR_API int32_t ar_comm_import_peers(ar_comm* comm, const uint8_t* handles,
                                     ar_error* error); /* world handles, by rank */
+AR_API int32_t ar_comm_check_peers(ar_comm* comm, int32_t look, ar_error* error);
 
 /* Whether a path exists for this communicator; if not, reason (of reason_bytes) says why in one sentence. */
 AR_API int32_t ar_comm_has_path(const ar_comm* comm, int32_t path, char* reason, size_t reason_bytes);

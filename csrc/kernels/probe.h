@@ -68,6 +68,12 @@ struct ProbeFound {
     want = due;
   }
   AR_DEVICE Vec16 record() const { return {{bad, at, got, want}}; }
+  // Of all threads' records.
+  void add(const Vec16& v) {
+    if (v.w[0] == 0) return;
+    if (bad == 0 || v.w[1] < at) at = v.w[1], got = v.w[2], want = v.w[3];
+    bad += v.w[0];
+  }
 };
 
 // Compares words [0, words) with what they must hold: bytes [lo, hi) are the pattern of `inside`, the others that of

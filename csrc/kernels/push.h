@@ -49,24 +49,25 @@ struct RingShape {
   int ll_blocks, one_blocks, two_blocks;
 };
 
+// A receiver has no lane for itself.
+AR_HOST_DEVICE int ring_lane(int receiver, int sender) { return sender < receiver ? sender : sender - 1; }
+
 template <class T, class W>
 struct Pushing : Shares<T, W> {
   PeerRing ring[kMaxRanks];
   RingShape shape;
 
-  // A receiver has no lane for itself.
   AR_DEVICE int lanes() const { return this->world - 1; }
-  AR_DEVICE static int lane(int receiver, int sender) { return sender < receiver ? sender : sender - 1; }
   // The kth peer of a rank: the next one first, so that the ranks begin at different links.
   AR_DEVICE int peer(int rank, int k) const {
     const int r = rank + 1 + k;
     return r < this->world ? r : r - this->world;
   }
   AR_DEVICE int64_t place(int receiver, int sender, uint32_t slot, int block, int of_blocks, int64_t bytes) const {
-    return ((static_cast<int64_t>(slot) * lanes() + lane(receiver, sender)) * of_blocks + block) * bytes;
+    return ((static_cast<int64_t>(slot) * lanes() + ring_lane(receiver, sender)) * of_blocks + block) * bytes;
   }
   AR_DEVICE uint32_t* flag(FlagKind kind, int receiver, int sender, int block) const {
-    return ring[receiver].flags + ((kind * lanes() + lane(receiver, sender)) * kMaxBlocks + block) * kFlagStride;
+    return ring[receiver].flags + ((kind * lanes() + ring_lane(receiver, sender)) * kMaxBlocks + block) * kFlagStride;
   }
 };
 

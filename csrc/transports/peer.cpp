@@ -10,6 +10,7 @@
 // A variant that writes into the peers' tensors without a ring, and one with copy engines, have their place here: another
 // mode of enqueue. Neither exists until it is measured better.
 // Included by all_*.cpp.
+#include "../kernels/probe.h"
 #include "../kernels/push.h"
 #include "launches.h"
 
@@ -28,6 +29,7 @@ constexpr int64_t kTwoShotSlotBytes = 16 << 10;
 constexpr int64_t kTwoShotBudget = 20 << 20;  // of slots, so that eight ranks stay under 32 MiB
 constexpr double kTwoShotBytes = 1.5e-6 * 376e9;
 constexpr int64_t kRingAlign = 128;  // no two blocks write one line
+constexpr int64_t kCheckBytes = 1 << 20;  // of what a rank stores in another process's memory before the path is used
 
 class Peer final : public Transport {
  public:
@@ -91,17 +93,35 @@ class Peer final : public Transport {
     return AR_OK;
   }
   int32_t import_memory(const uint8_t* handles, ar_error* e) override {
-    if (!exported_ || missing_.empty()) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing_.c_str());
+    if (!exported_ || opened_) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing_.c_str());
     const size_t mark = comm_.storage_mark();
     const int32_t s = open_rings(handles, e);
     if (s == AR_OK) {
       comm_.note_opened();
-      missing_.clear();
+      opened_ = true;
+      missing_ = "the memory of the other processes is not checked yet";
       return AR_OK;
     }
     comm_.storage_rollback(mark);
     if (e != nullptr) missing_ = e->message;
     return s;
+  }
+
+  // The driver opened a handle: whether what is stored behind it arrives, the owner says. Only plain slots are written,
+  // which promise nothing about what is in them.
+  int32_t check_memory(bool look, ar_error* e) override {
+    if (!opened_) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing_.c_str());
+    for (int r : comm_.locals())
+      for (int q = 0; q < comm_.world(); q++) {
+        if (q == r) continue;
+        const int32_t s = look ? check_pattern(r, q, e) : store_pattern(r, q, e);
+        if (s == AR_OK) continue;
+        if (e != nullptr) missing_ = e->message;
+        opened_ = false;
+        return s;
+      }
+    if (look) missing_.clear();
+    return AR_OK;
   }
 
   int32_t enqueue(Call& call, ar_error* e) override {
@@ -213,6 +233,55 @@ class Peer final : public Transport {
     return AR_OK;
   }
 
+  // Of what `sender` stores for `receiver`.
+  struct Pattern {
+    char* at;
+    int64_t bytes;
+    uint32_t seed;
+  };
+  Pattern pattern(int receiver, int sender) const {
+    const int64_t mine = round_down(one_bytes() / lanes(), kRingAlign);
+    return {ring_[receiver].one + ring_lane(receiver, sender) * mine, std::min(mine, kCheckBytes),
+            static_cast<uint32_t>(receiver * kMaxRanks + sender + 1)};
+  }
+  template <class K>
+  int32_t run_alone(int r, const K& k, ar_error* e) {
+    Stream stream = nullptr;
+    Code c = stream_create(&stream);
+    if (c == kOk) c = launch(k, kProbeBlocks, kProbeThreads, stream);
+    if (c == kOk) c = stream_synchronize(stream);
+    if (stream != nullptr) stream_destroy(stream);
+    return c == kOk ? AR_OK : comm_.runtime_error(c, r, "checking the memory of the other processes", e);
+  }
+  int32_t store_pattern(int r, int q, ar_error* e) {
+    const Pattern p = pattern(q, r);
+    Code c = set_device(comm_.rank(r).device);
+    if (c != kOk) return comm_.runtime_error(c, r, "setting the device", e);
+    return run_alone(r, ProbeStore{reinterpret_cast<uint32_t*>(p.at), 0, p.bytes / 4, p.seed, 1}, e);
+  }
+  int32_t check_pattern(int r, int q, ar_error* e) {
+    const Pattern p = pattern(r, q);
+    std::vector<Vec16> records(static_cast<size_t>(kProbeBlocks * kProbeThreads));
+    void* found = nullptr;
+    Code c = set_device(comm_.rank(r).device);
+    if (c == kOk) c = malloc_device(&found, records.size() * sizeof(Vec16));
+    if (c != kOk) return comm_.runtime_error(c, r, "memory for a check", e);
+    const ProbeCheck k{reinterpret_cast<const Vec16*>(p.at), p.bytes / 4, 0, p.bytes, p.seed, 0,
+                       static_cast<Vec16*>(found)};
+    const int32_t s = run_alone(r, k, e);
+    if (s == AR_OK) c = copy_blocking(records.data(), found, records.size() * sizeof(Vec16), CopyKind::device_to_host);
+    free_device(found);
+    if (s != AR_OK) return s;
+    if (c != kOk) return comm_.runtime_error(c, r, "reading what a check found", e);
+    ProbeFound sum;
+    for (const Vec16& v : records) sum.add(v);
+    if (sum.bad == 0) return AR_OK;
+    return fail(e, AR_ERR_UNSUPPORTED, {r, comm_.rank(r).device, 0},
+                "what rank %d stores in the memory of rank %d does not arrive: %u of %lld words are wrong, the first at "
+                "byte %u: 0x%08x, not 0x%08x",
+                q, r, sum.bad, static_cast<long long>(p.bytes / 4), sum.at * 4, sum.got, sum.want);
+  }
+
   template <class K>
   void describe(const Call& call, K* k) const {
     std::memset(static_cast<void*>(k), 0, sizeof(*k));
@@ -273,6 +342,7 @@ class Peer final : public Transport {
   std::string missing_;
   bool ready_ = false;
   bool exported_ = false;  // rings are there, of this process's ranks
+  bool opened_ = false;    // and of those of the others
   char* base_[kMaxRanks] = {};
   int blocks_ = 0;
   int64_t one_shot_up_to_ = 0;  // wire bytes

@@ -188,6 +188,15 @@ func (c *Comm) ImportPeers(handles [][]byte) *Error {
 	return convert(C.ar_comm_import_peers(c.p, (*C.uint8_t)(all), &e), &e)
 }
 
+// CheckPeers is ar_comm_check_peers: stores a pattern into the rings of the others, or looks for theirs in its own.
+func (c *Comm) CheckPeers(look bool) *Error {
+	e, flag := blank(), C.int32_t(0)
+	if look {
+		flag = 1
+	}
+	return convert(C.ar_comm_check_peers(c.p, flag, &e), &e)
+}
+
 // Lose is ar_comm_lose: ends the communicator on all its ranks, since one is gone.
 func (c *Comm) Lose(rank int, text string) {
 	t := C.CString(text)

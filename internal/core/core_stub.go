@@ -49,6 +49,9 @@ func (*Comm) ExportPeer(int) ([]byte, *Error) { return nil, absent }
 // ImportPeers fails without the C core.
 func (*Comm) ImportPeers([][]byte) *Error { return absent }
 
+// CheckPeers fails without the C core.
+func (*Comm) CheckPeers(bool) *Error { return absent }
+
 // Lose does nothing without the C core.
 func (*Comm) Lose(int, string) {}
 

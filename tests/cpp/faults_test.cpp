@@ -2,6 +2,7 @@
 // within a second, nothing leaks, and a fresh communicator on the same devices works.
 #define RIG_EMULATED_ONLY
 #include <chrono>
+#include <iterator>
 
 #include "rig.h"
 
@@ -14,8 +15,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTimeoutMs = 50;
-const char* const kCalls[AR_CALL_KINDS] = {"device memory", "pinned memory", "copy",  "launch", "record",
-                                           "wait",          "stream",        "event", "graph"};
+const char* const kCalls[] = {"device memory", "pinned memory", "copy",  "launch", "record",
+                              "wait",          "stream",        "event", "graph",  "ipc open"};
+static_assert(std::size(kCalls) == AR_CALL_KINDS, "a kind of call has no name here");
 
 // Path peer needs peer access; the others are tested without it.
 Machine machine_for(int path) {
@@ -106,7 +108,7 @@ TEST_P(NthCall, Fails) {
 }
 INSTANTIATE_TEST_SUITE_P(Eager, NthCall,
                          testing::Combine(testing::Values(AR_PATH_INTERNAL, AR_PATH_COPY_ENGINE, AR_PATH_PEER),
-                                          testing::Values(AR_F32, AR_BF16), testing::Range(0, AR_CALL_KINDS - 1)));
+                                          testing::Values(AR_F32, AR_BF16), testing::Range(0, int{AR_CALL_KINDS})));
 
 // In a capture: an error, no abort word; the communicator and the streams go on.
 class NthCallCaptured : public testing::TestWithParam<std::tuple<int, int, int>> {};

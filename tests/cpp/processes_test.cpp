@@ -126,6 +126,11 @@ int reduce_all(const Rank& me) {
   CHILD_OK(ar_comm_export_peer(comm, me.rank, handle.data(), &e));
   const std::vector<uint8_t> handles = me.exchange(handle);
   CHILD_OK(ar_comm_import_peers(comm, handles.data(), &e));
+  if (ar_comm_has_path(comm, AR_PATH_PEER, why, sizeof(why))) return 10;  // before stores were seen to arrive
+  me.barrier();
+  CHILD_OK(ar_comm_check_peers(comm, 0, &e));
+  me.barrier();
+  CHILD_OK(ar_comm_check_peers(comm, 1, &e));
   if (!ar_comm_has_path(comm, AR_PATH_PEER, why, sizeof(why))) {
     std::fprintf(stderr, "rank %d: %s\n", me.rank, why);
     return 6;
@@ -207,7 +212,51 @@ int reduce_all(const Rank& me) {
 }
 
 TEST(Processes, EveryPath) {
-  for (int world : {2, 3, 4}) run({world, {AR_PEER_HANDLE_BYTES, kBarrier}, reduce_all});
+  for (int world : {2, 3, 4}) run({world, {AR_PEER_HANDLE_BYTES, kBarrier, kBarrier, kBarrier}, reduce_all});
+}
+
+// What rank 1 stores never arrives at rank 0, although the driver opened its memory: rank 0 says so, and nobody else.
+int stores_lost(const Rank& me) {
+  ar_error e{};
+  ar_emulated_machine machine;
+  ar_emulated_defaults(&machine, me.world);
+  for (int a = 0; a < me.world; a++)
+    for (int b = 0; b < me.world; b++) machine.peer[a][b] = a != b;
+  CHILD_OK(ar_emulated_configure(&machine, 1, &e));
+  if (me.rank == 1) CHILD_OK(ar_emulated_peer_fault(1, 0, AR_PEER_DROPPED));
+  const int32_t here = me.rank, devices[] = {0, 1, 2};
+  ar_options o{};
+  o.size = sizeof(o);
+  o.backend = B;
+  o.world = me.world;
+  o.devices = devices;
+  o.peer = 1;
+  o.locals = 1;
+  o.ranks = &here;
+  o.shared_fd = me.memory;
+  ar_comm* comm = nullptr;
+  CHILD_OK(ar_comm_create(&o, &comm, &e));
+  if (ar_comm_check_peers(comm, 0, &e) != AR_ERR_UNSUPPORTED) return 2;  // before memory was opened
+  std::vector<uint8_t> handle(AR_PEER_HANDLE_BYTES);
+  CHILD_OK(ar_comm_export_peer(comm, me.rank, handle.data(), &e));
+  CHILD_OK(ar_comm_import_peers(comm, me.exchange(handle).data(), &e));
+  me.barrier();
+  CHILD_OK(ar_comm_check_peers(comm, 0, &e));
+  me.barrier();
+  const int32_t s = ar_comm_check_peers(comm, 1, &e);
+  char why[256] = "";
+  const int has = ar_comm_has_path(comm, AR_PATH_PEER, why, sizeof(why));
+  if (me.rank != 0) return s == AR_OK && has ? 0 : 3;
+  if (s != AR_ERR_UNSUPPORTED || has || e.rank != 0) return 4;
+  if (std::strstr(e.message, "what rank 1 stores in the memory of rank 0 does not arrive") == nullptr) return 5;
+  if (std::strcmp(why, e.message) != 0) return 6;
+  ar_comm_free(comm);
+  return 0;
+}
+
+TEST(Processes, StoresThatDoNotArrive) {
+  if (B != AR_BACKEND_EMULATED) GTEST_SKIP() << "a fault of emulated devices";
+  for (int world : {2, 3}) run({world, {AR_PEER_HANDLE_BYTES, kBarrier, kBarrier}, stores_lost});
 }
 
 // Handles that nothing is behind.
