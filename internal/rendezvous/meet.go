@@ -233,7 +233,7 @@ func (d *doorkeeper) recognise(conn net.Conn) (*member, error) {
 		}
 		l = t
 	}
-	m := &member{link: l, inbox: make(chan message, 1)}
+	m := newMember(0, l) // whose rank its greeting says
 	l.deadline(deadline)
 	first, err := l.receive(maxHello)
 	if err != nil {
@@ -425,7 +425,7 @@ func (c *Config) enter(ctx context.Context, l link, text []byte) (g *Group, agai
 		return nil, false, fmt.Errorf("rank %d gave up: %w", c.Rank, ctx.Err())
 	}
 	l.deadline(time.Time{})
-	g = newGroup(*c, []*member{{rank: 0, link: l, inbox: make(chan message, 1)}})
+	g = newGroup(*c, []*member{newMember(0, l)})
 	g.start(g.members[0])
 	return g, false, nil
 }

@@ -132,6 +132,10 @@ type LostError struct {
 
 func (e *LostError) Error() string { return e.Text }
 
+func leftError(rank int) *LostError {
+	return &LostError{Rank: rank, Text: fmt.Sprintf("rank %d has closed", rank)}
+}
+
 // ErrClosed: the group was closed on this rank.
 var ErrClosed = errors.New("rendezvous: closed")
 
@@ -154,7 +158,12 @@ type member struct {
 	rank  int
 	link  link
 	inbox chan message
-	left  bool // said goodbye; written by the reader before it ends, read under Group.mutex
+	ended chan struct{} // closed when nothing more is read
+	left  bool          // said goodbye; written by the reader before it ends, read under Group.mutex
+}
+
+func newMember(rank int, l link) *member {
+	return &member{rank: rank, link: l, inbox: make(chan message, 1), ended: make(chan struct{})}
 }
 
 // Open meets the other ranks. It returns when all are there, or with *MismatchError, *MissingError, ErrSecret, ctx's error
@@ -218,6 +227,7 @@ func (g *Group) start(m *member) {
 	g.wg.Add(1)
 	go func() {
 		defer g.wg.Done()
+		defer close(m.ended)
 		for {
 			message, err := m.link.receive(maxBlob + 64)
 			if err == nil {
@@ -323,7 +333,7 @@ func (g *Group) next(ctx context.Context, m *member, kind byte) (message, error)
 
 func (g *Group) accept(m *member, got message, open bool, kind byte) (message, error) {
 	if !open {
-		err := &LostError{Rank: m.rank, Text: fmt.Sprintf("rank %d has closed", m.rank)}
+		err := leftError(m.rank)
 		g.fail(err)
 		return message{}, err
 	}
@@ -344,9 +354,16 @@ func (g *Group) send(m *member, kind byte, payload []byte, files []*os.File) err
 	// The reader knows better what became of the other side, and is about to say so.
 	select {
 	case <-g.done:
+	case <-m.ended:
 	case <-time.After(time.Second):
-		g.fail(&LostError{Rank: m.rank, Text: fmt.Sprintf("writing to rank %d: %v", m.rank, err)})
 	}
+	g.mutex.Lock()
+	left := m.left
+	g.mutex.Unlock()
+	if left {
+		g.fail(leftError(m.rank))
+	}
+	g.fail(&LostError{Rank: m.rank, Text: fmt.Sprintf("writing to rank %d: %v", m.rank, err)})
 	return g.Err()
 }
 

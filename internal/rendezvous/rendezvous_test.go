@@ -385,6 +385,21 @@ func TestCloseIsNoDeath(t *testing.T) {
 	require.ErrorContains(t, err, "rank 1 has closed")
 }
 
+// Whoever writes to a rank that has closed hears that, not of a broken pipe.
+func TestWriteToWhoHasClosed(t *testing.T) {
+	each(t, func(t *testing.T, tcp bool) {
+		groups, errs := openAll(t, configs(t, 2, tcp))
+		requireAll(t, errs)
+		groups[0].Close()
+		start := time.Now()
+		for groups[1].Err() == nil { // over TCP the first write may still find a buffer
+			_, err := groups[1].AllGather(context.Background(), []byte("x"))
+			require.ErrorContains(t, err, "rank 0 has closed")
+		}
+		require.Less(t, time.Since(start), time.Second/2)
+	})
+}
+
 func TestAbort(t *testing.T) {
 	groups, errs := openAll(t, configs(t, 3, true))
 	requireAll(t, errs)
