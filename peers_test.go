@@ -221,7 +221,13 @@ func TestBrokenPeersAndNCCL(t *testing.T) {
 	}
 	testbackend.Emulated(t, peersMachine(2), func(t *testing.T, d device.Driver) {
 		dir := t.TempDir()
-		nccl := func(verdict string) string {
+		libs := t.TempDir()
+		text, err := os.ReadFile(lib)
+		require.NoError(t, err)
+		second, link := filepath.Join(libs, "second.so"), filepath.Join(libs, "link.so")
+		require.NoError(t, os.WriteFile(second, text, 0o600))
+		require.NoError(t, os.Symlink(second, link))
+		nccl := func(verdict, lib string) string {
 			keepVerdicts(t, dir, d, 2, map[string]string{"0-1": verdict})
 			c, err := allreduce.New(allreduce.Config{Backend: allreduce.BackendEmulated, Ranks: 2, CacheDir: dir, NCCLLib: lib,
 				Algorithm: allreduce.AlgorithmNCCL})
@@ -231,11 +237,15 @@ func TestBrokenPeersAndNCCL(t *testing.T) {
 			require.NoError(t, c.Close())
 			return ""
 		}
-		assert.Empty(t, nccl("ok"))
-		assert.Empty(t, nccl("slow"), "right, so NCCL may")
+		assert.Empty(t, nccl("ok", lib))
+		assert.Empty(t, nccl("slow", lib), "right, so NCCL may")
+		const late = "was already in use in this process without NCCL_P2P_DISABLE=1"
 		for _, verdict := range []string{"broken", "timeout"} {
-			assert.Contains(t, nccl(verdict), "was already in use in this process without NCCL_P2P_DISABLE=1")
+			assert.Contains(t, nccl(verdict, lib), late)
 		}
-		assert.Empty(t, nccl("ok"))
+		assert.Empty(t, nccl("ok", lib))
+		assert.Empty(t, nccl("broken", second), "a library that nobody has used yet")
+		assert.Contains(t, nccl("broken", lib), late, "the variable is set by now, but this one has not read it")
+		assert.Empty(t, nccl("broken", link), "the second by another name")
 	})
 }

@@ -28,7 +28,7 @@ constexpr int64_t kOneShotSlotBytesMany = 16 << 10;  // with more, where one-sho
 constexpr int64_t kTwoShotSlotBytes = 16 << 10;
 constexpr int64_t kTwoShotBudget = 20 << 20;  // of slots, so that eight ranks stay under 32 MiB
 constexpr double kTwoShotBytes = 1.5e-6 * 376e9;
-constexpr int64_t kRingAlign = 128;  // no two blocks write one line
+constexpr int64_t kRingAlign = 128;       // no two blocks write one line
 constexpr int64_t kCheckBytes = 1 << 20;  // of what a rank stores in another process's memory before the path is used
 
 class Peer final : public Transport {
@@ -266,8 +266,8 @@ class Peer final : public Transport {
     Code c = set_device(comm_.rank(r).device);
     if (c == kOk) c = malloc_device(&found, records.size() * sizeof(Vec16));
     if (c != kOk) return comm_.runtime_error(c, r, "memory for a check", e);
-    const ProbeCheck k{reinterpret_cast<const Vec16*>(p.at), p.bytes / 4, 0, p.bytes, p.seed, 0,
-                       static_cast<Vec16*>(found)};
+    const ProbeCheck k{
+        reinterpret_cast<const Vec16*>(p.at), p.bytes / 4, 0, p.bytes, p.seed, 0, static_cast<Vec16*>(found)};
     const int32_t s = run_alone(r, k, e);
     if (s == AR_OK) c = copy_blocking(records.data(), found, records.size() * sizeof(Vec16), CopyKind::device_to_host);
     free_device(found);
@@ -276,10 +276,11 @@ class Peer final : public Transport {
     ProbeFound sum;
     for (const Vec16& v : records) sum.add(v);
     if (sum.bad == 0) return AR_OK;
-    return fail(e, AR_ERR_UNSUPPORTED, {r, comm_.rank(r).device, 0},
-                "what rank %d stores in the memory of rank %d does not arrive: %u of %lld words are wrong, the first at "
-                "byte %u: 0x%08x, not 0x%08x",
-                q, r, sum.bad, static_cast<long long>(p.bytes / 4), sum.at * 4, sum.got, sum.want);
+    return fail(
+        e, AR_ERR_UNSUPPORTED, {r, comm_.rank(r).device, 0},
+        "what rank %d stores in the memory of rank %d does not arrive: %u of %lld words are wrong, the first at "
+        "byte %u: 0x%08x, not 0x%08x",
+        q, r, sum.bad, static_cast<long long>(p.bytes / 4), sum.at * 4, sum.got, sum.want);
   }
 
   template <class K>
