@@ -335,7 +335,7 @@ func median(values []float64) float64 {
 // run opens the devices and runs every size; the report holds whatever was done when it fails. sum is the result of the
 // last size.
 func (j *runJob) run(ctx context.Context, report *runReport, printer *runPrinter) (sum []byte, err error) {
-	if err := emulateMachine(j.emulate); err != nil {
+	if err := emulateMachine(j.emulate, driveOf(j.rank)); err != nil {
 		return nil, err
 	}
 	driver, note, err := pickBackend(j.backend, ranksHere(j.rank, j.ranks), j.devices)

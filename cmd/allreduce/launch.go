@@ -25,6 +25,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu.example/allreduce"
+	"gpu.example/allreduce/device"
 )
 
 // --launch N starts N processes of this command on this host, each one rank, with the variables of torchrun; what they do
@@ -66,6 +67,14 @@ func ranksHere(rank *allreduce.Rank, ranks int) int {
 		return 1
 	}
 	return ranks
+}
+
+// driveOf is that of the emulated machine: processes cannot be stepped.
+func driveOf(rank *allreduce.Rank) device.Drive {
+	if rank != nil {
+		return device.Background
+	}
+	return device.Stepped
 }
 
 // silent says whether this process leaves speaking and files to rank 0.

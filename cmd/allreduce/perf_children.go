@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"gpu.example/allreduce/device"
 )
 
 // NCCL reads its variables once in a process, so each of its settings is measured in a process of its own: the command runs
@@ -79,7 +81,7 @@ func (c *childJob) run(ctx context.Context) (out childReport) {
 		return out
 	}
 	j := &c.Job
-	if err := emulateMachine(j.Emulate); err != nil {
+	if err := emulateMachine(j.Emulate, device.Stepped); err != nil {
 		return fail(err)
 	}
 	driver, _, err := pickBackend(j.Backend, j.Ranks, j.Devices)

@@ -61,7 +61,7 @@ func (r *perfReport) right() bool {
 
 // run measures everything that was asked for; the report holds whatever was done when it fails.
 func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, printer *perfPrinter) error {
-	if err := emulateMachine(j.Emulate); err != nil {
+	if err := emulateMachine(j.Emulate, driveOf(j.rank)); err != nil {
 		return err
 	}
 	driver, note, err := pickBackend(j.Backend, ranksHere(j.rank, j.Ranks), j.Devices)

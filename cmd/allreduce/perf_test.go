@@ -463,7 +463,7 @@ func TestPerfCheck(t *testing.T) {
 func fewSMs(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "machine.json")
 	one := `{"sms": 16, "resident_blocks": 32}`
-	require.NoError(t, os.WriteFile(path, []byte(`{"devices": [`+one+`, `+one+`]}`), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte(`{"devices": [`+one+`, `+one+`], "drive": "stepped"}`), 0o600))
 	return "GGML_CUDA_AR_EMULATED=" + path
 }
 

@@ -223,7 +223,7 @@ func probeAndReport(ctx context.Context, s streams, f *probeFlags, job *probeJob
 }
 
 func (j *probeJob) run(ctx context.Context, report *probeReport, s streams, talk bool) error {
-	if err := emulateMachine(j.emulate); err != nil {
+	if err := emulateMachine(j.emulate, device.Background); err != nil {
 		return err
 	}
 	driver, note, err := pickBackend(j.backend, 1, j.devices)

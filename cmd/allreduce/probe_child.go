@@ -59,7 +59,7 @@ func newProbeChildCommand(streams) *cobra.Command {
 }
 
 func (c *probeChildJob) run() (device.Proof, error) {
-	if err := emulateMachine(c.Emulate); err != nil {
+	if err := emulateMachine(c.Emulate, device.Background); err != nil {
 		return device.Proof{}, err
 	}
 	driver, _, err := pickBackend(c.Backend, 1, nil)

@@ -302,23 +302,42 @@ TEST_F(Emulated, AskingAgainAndAgainAlsoReachesTheDeadline) {
 }
 
 TEST_F(Emulated, AHostThatStillWorksStopsTheJump) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kSilence = std::chrono::milliseconds(50);  // after which a host counts as idle (world.cpp)
   uint32_t* word = pinned(4);
   Stream s = stream(), t = stream(1);
-  GOOD(launch(Wait{word, 1, word + 2, {nullptr, 10 * kMillisecond}, Order::internal_wait}, 1, 1, s));
-  std::thread other([&] {
-    EXPECT_EQ(0, set_device(1));
-    for (int i = 0; i < 10; i++) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      int d;
-      EXPECT_EQ(0, get_device(&d));
+  bool kept_up = false;  // a busy machine may silence the other thread for longer than that: then it proves nothing
+  for (int turn = 0; turn < 20 && !kept_up; turn++) {
+    word[0] = 0;
+    GOOD(launch(Wait{word, 1, word + 2, {nullptr, 10 * kMillisecond}, Order::internal_wait}, 1, 1, s));
+    std::thread other([&] {
+      EXPECT_EQ(0, set_device(1));
+      Clock::duration longest{};
+      auto last = Clock::now();
+      const auto look = [&] {
+        longest = std::max(longest, Clock::now() - last);
+        last = Clock::now();
+      };
+      for (int i = 0; i < 10; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        int d;
+        EXPECT_EQ(0, get_device(&d));
+        look();
+      }
+      EXPECT_EQ(0, launch(Set{word, 1}, 1, 1, t));
+      look();
+      EXPECT_EQ(0, stream_synchronize(t));
+      kept_up = longest < kSilence / 2;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(8));
+    GOOD(stream_synchronize(s));
+    const uint32_t outcome = word[2];
+    other.join();
+    if (kept_up) {
+      EXPECT_EQ(static_cast<uint32_t>(Spin::ready) + 1, outcome);
     }
-    EXPECT_EQ(0, launch(Set{word, 1}, 1, 1, t));
-    EXPECT_EQ(0, stream_synchronize(t));
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(8));
-  GOOD(stream_synchronize(s));
-  EXPECT_EQ(static_cast<uint32_t>(Spin::ready) + 1, word[2]);
-  other.join();
+  }
+  EXPECT_TRUE(kept_up) << "this machine is too busy for this test";
 }
 
 TEST_F(Emulated, AnAbortWordEndsWaits) {
