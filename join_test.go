@@ -304,8 +304,7 @@ func TestJoinMutations(t *testing.T) {
 				}
 				require.NotZero(t, id)
 				defer device.Mutate(0)
-				wrong := 0
-				for _, err := range inside(t, d, 3, allreduce.Config{CopyChunkBytes: 2 << 20, SpinTimeout: 5 * time.Second}, func(j *joined) error {
+				jobs := func(j *joined) error {
 					device.Mutate(id)
 					var first error
 					for _, p := range []job{{count: 1000, seed: 1}, {count: 60_000, seed: 2}, {count: 150_000, seed: 3}, {count: 800_000, seed: 4}, {count: 3_000_000, seed: 5}} { // 800,000: two-shot in one chunk, its total never long there
@@ -315,9 +314,14 @@ func TestJoinMutations(t *testing.T) {
 						}
 					}
 					return first
-				}) {
-					if err != nil {
-						wrong++
+				}
+				// Processes meet in real time: a busy machine may bring them in the right order although nothing makes them.
+				wrong := 0
+				for try := 0; try < 20 && wrong == 0; try++ {
+					for _, err := range inside(t, d, 3, allreduce.Config{CopyChunkBytes: 2 << 20, SpinTimeout: 5 * time.Second}, jobs) {
+						if err != nil {
+							wrong++
+						}
 					}
 				}
 				require.NotZero(t, wrong, "nobody missed %s", name)

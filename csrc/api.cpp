@@ -131,6 +131,10 @@ AR_ON_BACKEND(event_wait, (int32_t backend, int32_t d, ar_event ev, ar_stream s,
 AR_ON_BACKEND(event_synchronize, (int32_t backend, int32_t d, ar_event ev, ar_error* e), d, ev, e)
 AR_ON_BACKEND(event_elapsed_us, (int32_t backend, int32_t d, ar_event a, ar_event z, double* us, ar_error* e), d, a, z,
               us, e)
+AR_ON_BACKEND(trace_start, (int32_t backend, const int32_t* devices, int32_t n, ar_error* e), devices, n, e)
+AR_ON_BACKEND(trace_stop, (int32_t backend, ar_error* e), e)
+AR_ON_BACKEND(trace_read, (int32_t backend, ar_trace_record* out, int64_t n, int64_t* have, ar_error* e), out, n, have,
+              e)
 AR_ON_BACKEND(capture_begin, (int32_t backend, int32_t d, ar_stream s, ar_error* e), d, s, e)
 AR_ON_BACKEND(capture_end, (int32_t backend, int32_t d, ar_stream s, ar_graph* g, ar_error* e), d, s, g, e)
 AR_ON_BACKEND(graph_launch, (int32_t backend, int32_t d, ar_graph g, ar_stream s, ar_error* e), d, g, s, e)

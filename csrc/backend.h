@@ -42,6 +42,9 @@
   X(event_wait, (int32_t, ar_event, ar_stream, ar_error*))                                                   \
   X(event_synchronize, (int32_t, ar_event, ar_error*))                                                       \
   X(event_elapsed_us, (int32_t, ar_event, ar_event, double*, ar_error*))                                     \
+  X(trace_start, (const int32_t*, int32_t, ar_error*))                                                       \
+  X(trace_stop, (ar_error*))                                                                                 \
+  X(trace_read, (ar_trace_record*, int64_t, int64_t*, ar_error*))                                            \
   X(capture_begin, (int32_t, ar_stream, ar_error*))                                                          \
   X(capture_end, (int32_t, ar_stream, ar_graph*, ar_error*))                                                 \
   X(graph_launch, (int32_t, ar_graph, ar_stream, ar_error*))                                                 \

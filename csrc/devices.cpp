@@ -171,6 +171,28 @@ int32_t event_elapsed_us_api(int32_t d, ar_event a, ar_event z, double* us, ar_e
   *us = 0;
   return on_device(d, "timing events", e, [&] { return event_elapsed_us(us, handle<Event>(a), handle<Event>(z)); });
 }
+int32_t trace_start_api(const int32_t* devices, int32_t n, ar_error* e) {
+  int count = 0;
+  Code c = device_count(&count);
+  if (c != kOk) return failed(c, -1, "counting devices", e);
+  for (int32_t i = 0; i < n; i++)
+    if (devices[i] < 0 || devices[i] >= count)
+      return fail(e, AR_ERR_NO_DEVICE, {-1, devices[i], 0}, "tracing: there is no device %d, there are %d", devices[i],
+                  count);
+  c = trace_start(std::vector<int>(devices, devices + n));
+  return c == kOk ? AR_OK : failed(c, -1, "starting a trace", e);
+}
+int32_t trace_stop_api(ar_error*) {
+  trace_stop();
+  return AR_OK;
+}
+int32_t trace_read_api(ar_trace_record* out, int64_t n, int64_t* have, ar_error* e) {
+  std::vector<ar_trace_record> all;
+  const Code c = trace_read(&all);
+  *have = static_cast<int64_t>(all.size());
+  for (int64_t i = 0; i < n && i < *have; i++) out[i] = all[static_cast<size_t>(i)];
+  return c == kOk ? AR_OK : failed(c, -1, "reading a trace", e);
+}
 int32_t capture_begin_api(int32_t d, ar_stream s, ar_error* e) {
   return on_device(d, "beginning a capture", e, [&] { return capture_begin(handle<Stream>(s)); });
 }
@@ -214,7 +236,8 @@ const ar::Backend* backend() {
       // streams, events, graphs
       stream_create_api, stream_destroy_api, stream_synchronize_api, stream_query_api, device_synchronize_api,
       event_create_api, event_destroy_api, event_record_api, event_wait_api, event_synchronize_api,
-      event_elapsed_us_api, capture_begin_api, capture_end_api, graph_launch_api, graph_destroy_api,
+      event_elapsed_us_api, trace_start_api, trace_stop_api, trace_read_api, capture_begin_api, capture_end_api,
+      graph_launch_api, graph_destroy_api,
       // benchmarks
       copy_kind_async, bench_load, bench_compare,
       // probe

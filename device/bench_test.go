@@ -128,3 +128,63 @@ func TestLoad(t *testing.T) {
 		require.NoError(t, d.DestroyStream(0, s))
 	})
 }
+
+func TestTrace(t *testing.T) {
+	testbackend.Each(t, 1, func(t *testing.T, d device.Driver) {
+		const n = 1 << 20
+		p, err := d.Malloc(0, 2*n)
+		require.NoError(t, err)
+		host, err := d.MallocHost(n)
+		require.NoError(t, err)
+		s, err := d.NewStream(0)
+		require.NoError(t, err)
+		graphed := func() device.Graph {
+			require.NoError(t, d.BeginCapture(0, s))
+			require.NoError(t, d.FillAsync(0, p, 1, n, s))
+			g, err := d.EndCapture(0, s)
+			require.NoError(t, err)
+			return g
+		}
+		for range 2 { // the second drops what the first recorded
+			require.NoError(t, d.TraceStart(0))
+			require.NoError(t, d.CopyKindAsync(0, host, p, n, device.DeviceToHost, s))
+			require.NoError(t, d.CopyKindAsync(0, p, host, n/2, device.HostToDevice, s))
+			require.NoError(t, d.CopyAsync(0, p, p+n, n, s))
+			require.NoError(t, d.Load(0, 1, 100, s))
+			require.NoError(t, d.FillAsync(0, p, 1, n, s))
+			g := graphed()
+			records, err := d.TraceStop()
+			require.NoError(t, err)
+			require.NoError(t, d.CopyAsync(0, p, p+n, n, s)) // not recorded any more
+			require.NoError(t, d.Synchronize(0, s))
+			require.NoError(t, d.DestroyGraph(0, g))
+			require.Len(t, records, 5)
+			end := records[0].StartMicros
+			for i, want := range []device.TraceRecord{
+				{Kind: device.TraceDeviceToHost, Bytes: n, Name: "copy"},
+				{Kind: device.TraceHostToDevice, Bytes: n / 2, Name: "copy"},
+				{Kind: device.TraceDeviceToDevice, Bytes: n, Name: "copy"},
+				{Kind: device.TraceKernel, Name: "load"},
+				{Kind: device.TraceOther, Bytes: n, Name: "fill"},
+			} {
+				r := records[i]
+				assert.Equal(t, want.Kind, r.Kind, r)
+				assert.Equal(t, want.Bytes, r.Bytes, r)
+				assert.Equal(t, want.Name, r.Name, r)
+				assert.Equal(t, s, r.Stream)
+				assert.Equal(t, 0, r.Device)
+				assert.Greater(t, r.EndMicros, r.StartMicros, r)
+				assert.GreaterOrEqual(t, r.StartMicros, end-1, "in stream order: %v", r) // events count in half microseconds
+				end = r.EndMicros
+				assert.Contains(t, r.String(), r.Kind.String())
+			}
+			require.Less(t, end-records[0].StartMicros, 1e5)
+		}
+		count, err := d.Count()
+		require.NoError(t, err)
+		require.ErrorIs(t, d.TraceStart(0, count), device.ErrNoDevice)
+		require.NoError(t, d.DestroyStream(0, s))
+		require.NoError(t, d.FreeHost(host))
+		require.NoError(t, d.Free(0, p))
+	})
+}

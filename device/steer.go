@@ -1,8 +1,6 @@
 package device
 
 import (
-	"fmt"
-
 	"gpu.example/allreduce/internal/core"
 )
 
@@ -49,54 +47,6 @@ func Orders() []Order {
 
 // Mutate takes one ordering primitive out, so that a test can show that its absence is noticed; 0 puts all back.
 func Mutate(id int) { core.EmulatedMutate(int32(id)) }
-
-// TraceKind is what a recorded operation was.
-type TraceKind int32
-
-// The kinds of operations.
-const (
-	TraceKernel         TraceKind = 0
-	TraceHostToDevice   TraceKind = 1
-	TraceDeviceToHost   TraceKind = 2
-	TraceDeviceToDevice TraceKind = 3
-	TraceOther          TraceKind = 4
-)
-
-var traceKindNames = []string{"kernel", "host-to-device", "device-to-host", "device-to-device", "other"}
-
-// String gives "kernel", "host-to-device", "device-to-host", "device-to-device" or "other".
-func (k TraceKind) String() string { return nameOf(traceKindNames, int32(k)) }
-
-// TraceRecord is one finished operation of the emulated machine, in simulated microseconds.
-type TraceRecord struct {
-	StartMicros, EndMicros float64
-	Device                 int
-	Kind                   TraceKind
-	Stream                 Stream
-	Bytes                  int64
-	Name                   string // the kernel's, or "copy"
-}
-
-// String gives one line of a timeline.
-func (r TraceRecord) String() string {
-	return fmt.Sprintf("%10.2f %10.2f us  device %d stream %#x  %s %s %d bytes", r.StartMicros, r.EndMicros, r.Device, uintptr(r.Stream), r.Kind, r.Name, r.Bytes)
-}
-
-// Trace starts (and drops what was recorded before) or stops the recording of finished operations.
-func Trace(on bool) { core.EmulatedTrace(on) }
-
-// TraceRecords gives what was recorded, in the order of the operations' ends.
-func TraceRecords() []TraceRecord {
-	all := core.EmulatedTraceRead()
-	out := make([]TraceRecord, len(all))
-	for i, r := range all {
-		out[i] = TraceRecord{
-			StartMicros: r.StartUs, EndMicros: r.EndUs, Device: int(r.Device), Kind: TraceKind(r.Kind),
-			Stream: Stream(r.Stream), Bytes: r.Bytes, Name: r.Name,
-		}
-	}
-	return out
-}
 
 // Hazards counts the accesses that nothing orders (no stream, event, graph edge, flag or waiting host call), found since
 // the emulated machine was made, whatever its schedule did. Report has the first, with both accesses and the seed; from

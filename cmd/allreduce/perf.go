@@ -170,7 +170,7 @@ On emulated devices the times are the simulated clock's and marked so: they say 
 	flags.BoolVar(&f.bound, "bound", true, "measure the bare copies of the same bytes")
 	flags.BoolVar(&f.overlap, "overlap", false, "measure what reductions cost a compute kernel with one block per SM")
 	flags.StringVar(&f.overlapBytes, "overlap-bytes", defaultOverlaps, "payloads of the reductions beside it, a `list`")
-	flags.StringVar(&f.timeline, "timeline", "", "draw one reduction of -e bytes to this .svg or .json `file` (emulated devices)")
+	flags.StringVar(&f.timeline, "timeline", "", "draw one reduction of -e bytes to this .svg or .json `file`")
 	flags.Var(newChoice(&f.backend, "auto", "auto", "cuda", "emulated"), "backend", "`devices` to use: auto (GPUs, else emulated), cuda or emulated")
 	flags.StringVar(&f.devices, "devices", "", "device of each rank, a `list` such as 0,1 (default: rank i on device i)")
 	addEmulate(flags, &f.emulate)

@@ -212,7 +212,7 @@ func (p *perfPrinter) finish(r *perfReport) {
 		p.printf("# iters: %d for each repeat, fewer where they would take longer than %d ms (-n sets them)\n", defaultIters, r.BudgetMs)
 	}
 	if t := r.Timeline; t != nil {
-		p.printf("# timeline (simulated): %s, %s, wire %s, %.1f us, duplex %.0f %%\n", bytesWords(t.Bytes), t.Path, t.Wire, t.TotalUs, 100*t.Duplex)
+		p.printf("# timeline (%s): %s, %s, wire %s, %.1f us, duplex %.0f %%\n", map[bool]string{true: "simulated", false: "traced"}[t.Simulated], bytesWords(t.Bytes), t.Path, t.Wire, t.TotalUs, 100*t.Duplex)
 	}
 	for _, m := range r.Memory {
 		p.printf("# memory of a rank at most, %s: device %s, pinned %s\n", m.Path, bytesWords(m.OnGPU), bytesWords(m.Pinned))

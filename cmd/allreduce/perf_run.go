@@ -77,9 +77,6 @@ func (j *perfJob) run(ctx context.Context, f *perfFlags, report *perfReport, pri
 		}
 	}
 	report.Repeats = j.Repeats
-	if f.timeline != "" && driver.Backend() != device.Emulated {
-		return errors.New("--timeline needs emulated devices for now: --backend emulated")
-	}
 	rig, err := openRig(ctx, driver, j, j.Libraries[0])
 	if err != nil {
 		return err

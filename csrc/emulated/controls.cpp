@@ -63,6 +63,33 @@ static std::string complete(ar_emulated_machine* m) {
   return good ? "" : "a rate, time, count or size of the machine is negative or no number";
 }
 
+Code trace_start(const std::vector<int>& devices) {
+  Guard g;
+  g.w.traced = devices;
+  g.w.trace.clear();
+  return kOk;
+}
+// Operations are recorded when they end.
+void trace_stop() {
+  std::vector<int> devices;
+  {
+    Guard g;
+    devices = g.w.traced;
+  }
+  int old = 0;
+  get_device(&old);
+  for (int d : devices)
+    if (set_device(d) == kOk) device_synchronize();
+  set_device(old);
+  Guard g;
+  g.w.traced.clear();
+}
+Code trace_read(std::vector<ar_trace_record>* out) {
+  Guard g;
+  *out = g.w.trace;
+  return kOk;
+}
+
 }  // namespace AR_NS
 
 extern "C" {
@@ -133,19 +160,6 @@ const char* ar_emulated_order_text(int32_t order_id) {
 int64_t ar_emulated_order_count(int32_t order_id) {
   if (order_id < 1 || order_id >= static_cast<int32_t>(ar::Order::count)) return 0;
   return AR_NS::g_orders.passes[order_id].load();
-}
-
-void ar_emulated_trace(int32_t on) {
-  AR_NS::Guard g;
-  g.w.tracing = on != 0;
-  if (on) g.w.trace.clear();
-}
-
-int64_t ar_emulated_trace_read(ar_emulated_record* out, int64_t n) {
-  AR_NS::Guard g;
-  const int64_t have = static_cast<int64_t>(g.w.trace.size());
-  for (int64_t i = 0; i < n && i < have; i++) out[i] = g.w.trace[static_cast<size_t>(i)];
-  return have;
 }
 
 const char* ar_emulated_report(void) {

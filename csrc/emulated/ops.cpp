@@ -244,8 +244,8 @@ void World::finish(const OpRef& op, double at) {
   device.done.join(op->clock);
   last_progress = Clock::now();
   if (!stepped && waiters > 0) host_cv.notify_all();
-  if (!tracing || op->work->kind == WorkKind::marker) return;
-  ar_emulated_record r{};
+  if (op->work->kind == WorkKind::marker || std::find(traced.begin(), traced.end(), op->device) == traced.end()) return;
+  ar_trace_record r{};
   const Work& w = *op->work;
   r.start_us = op->start_us;
   r.end_us = at;

@@ -312,8 +312,8 @@ struct World {
 
   // controls
   int64_t fault[AR_CALL_KINDS] = {};
-  bool tracing = false;
-  std::vector<ar_emulated_record> trace;
+  std::vector<int> traced;  // devices
+  std::vector<ar_trace_record> trace;
   std::string report;
   bool reported_residency = false;
 

@@ -299,6 +299,36 @@ AR_API int32_t ar_capture_end(int32_t backend, int32_t device, ar_stream stream,
 AR_API int32_t ar_graph_launch(int32_t backend, int32_t device, ar_graph graph, ar_stream stream, ar_error* error);
 AR_API int32_t ar_graph_destroy(int32_t backend, int32_t device, ar_graph graph, ar_error* error);
 
+/* ---- trace: what ran when, for timelines ---------------------------------------------------------------------- */
+
+typedef enum ar_trace_kind {
+  AR_TRACE_KERNEL = 0,
+  AR_TRACE_HOST_TO_DEVICE = 1,
+  AR_TRACE_DEVICE_TO_HOST = 2,
+  AR_TRACE_DEVICE_TO_DEVICE = 3,
+  AR_TRACE_OTHER = 4 /* a fill, for instance */
+} ar_trace_kind;
+
+/* One operation that the library enqueued: microseconds on one clock for all devices, whose zero means nothing. */
+typedef struct ar_trace_record {
+  double start_us, end_us;
+  int32_t device;
+  int32_t kind; /* ar_trace_kind */
+  uint64_t stream;
+  int64_t bytes; /* of a copy or fill */
+  char name[32]; /* the kernel's, "copy" or "fill" */
+} ar_trace_record;
+
+/* From now on what this library enqueues on n of the machine's devices is recorded; earlier records are dropped. Waits for
+ * the devices. On CUDA by two timing events around each operation (2 us of host time; the devices' clocks are compared
+ * through the host, to a few microseconds), and only what goes to a stream at once: not graphs. On emulated devices in
+ * simulated time, graphs too. One trace at a time in a process. */
+AR_API int32_t ar_trace_start(int32_t backend, const int32_t* devices, int32_t n, ar_error* error);
+/* What is enqueued later is not recorded. May wait for the devices. */
+AR_API int32_t ar_trace_stop(int32_t backend, ar_error* error);
+/* Up to n records to out, in the order of their ends; have: how many there are. Waits for what was recorded. */
+AR_API int32_t ar_trace_read(int32_t backend, ar_trace_record* out, int64_t n, int64_t* have, ar_error* error);
+
 /* ---- probe: proof of peer access ------------------------------------------------------------------------------ */
 
 typedef enum ar_probe_verdict {

@@ -131,20 +131,6 @@ AR_API void ar_emulated_script(const int32_t* picks, int64_t n);
  * sequences of picks below these numbers goes through every schedule. */
 AR_API int64_t ar_emulated_script_read(int32_t* choices, int64_t n);
 
-/* One finished operation, for timelines. */
-typedef struct ar_emulated_record {
-  double start_us, end_us;
-  int32_t device;
-  int32_t kind; /* 0 kernel, 1 host-to-device, 2 device-to-host, 3 device-to-device, 4 other */
-  uint64_t stream;
-  int64_t bytes;
-  char name[32]; /* kernel's name, or "copy" */
-} ar_emulated_record;
-/* Starts (on = 1) or stops recording; starting drops earlier records. */
-AR_API void ar_emulated_trace(int32_t on);
-/* Copies up to n records to out, in order of their end; returns how many there are. */
-AR_API int64_t ar_emulated_trace_read(ar_emulated_record* out, int64_t n);
-
 /* Accesses that nothing orders, found since the machine was configured: a read or write of a range that another op,
  * kernel block or stream wrote (or read, and this writes it) without stream order, event, graph edge, flag or host call
  * between them, or pinned memory freed so. Found whatever the schedule did this time. The first is in

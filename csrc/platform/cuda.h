@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cuda_trace.h"
+
 #define AR_DEVICE __device__ __forceinline__
 #define AR_HOST_DEVICE __host__ __device__ __forceinline__
 
@@ -188,7 +190,10 @@ inline cudaMemcpyKind kind_of(CopyKind k) {
                                          : cudaMemcpyDeviceToDevice;
 }
 inline Code copy_async(void* dst, const void* src, size_t n, CopyKind k, Stream s) {
-  return cudaMemcpyAsync(dst, src, n, kind_of(k), s);
+  const int32_t kind = k == CopyKind::host_to_device   ? AR_TRACE_HOST_TO_DEVICE
+                       : k == CopyKind::device_to_host ? AR_TRACE_DEVICE_TO_HOST
+                                                       : AR_TRACE_DEVICE_TO_DEVICE;
+  return traced(kind, "copy", n, s, [&] { return cudaMemcpyAsync(dst, src, n, kind_of(k), s); });
 }
 // From pageable memory cudaMemcpy may return before the bytes are on the device, and streams that do not synchronise with
 // the legacy one would not wait for them.
@@ -196,7 +201,9 @@ inline Code copy_blocking(void* dst, const void* src, size_t n, CopyKind k) {
   cudaError_t e = cudaMemcpy(dst, src, n, kind_of(k));
   return e == cudaSuccess && k == CopyKind::host_to_device ? cudaStreamSynchronize(cudaStreamLegacy) : e;
 }
-inline Code fill_async(void* dst, int byte, size_t n, Stream s) { return cudaMemsetAsync(dst, byte, n, s); }
+inline Code fill_async(void* dst, int byte, size_t n, Stream s) {
+  return traced(AR_TRACE_OTHER, "fill", n, s, [&] { return cudaMemsetAsync(dst, byte, n, s); });
+}
 inline Code host_call(Stream s, void (*fn)(void*), void* arg) { return cudaLaunchHostFunc(s, fn, arg); }
 
 inline Code capture_info(Stream s, CaptureInfo* out) {
@@ -350,8 +357,10 @@ __global__ void __launch_bounds__(K::kMaxThreads, 1) kernel_entry(const __grid_c
 template <class K>
 Code launch(const K& kernel, int blocks, int threads, Stream s) {
   void* args[] = {const_cast<K*>(&kernel)};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(&kernel_entry<K>), dim3(static_cast<unsigned>(blocks)),
-                          dim3(static_cast<unsigned>(threads)), args, 0, s);
+  return traced(AR_TRACE_KERNEL, K::kName, 0, s, [&] {
+    return cudaLaunchKernel(reinterpret_cast<const void*>(&kernel_entry<K>), dim3(static_cast<unsigned>(blocks)),
+                            dim3(static_cast<unsigned>(threads)), args, 0, s);
+  });
 }
 // As launch, but the kernel's launch may overlap the end of what is before it on the stream: it calls b.begin() first, which
 // waits for that work and its memory. Saves part of the launch latency between kernels of one stream.
@@ -368,7 +377,8 @@ Code launch_early(const K& kernel, int blocks, int threads, Stream s) {
   config.stream = s;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(&kernel_entry<K>), args);
+  return traced(AR_TRACE_KERNEL, K::kName, 0, s,
+                [&] { return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(&kernel_entry<K>), args); });
 #else
   return launch(kernel, blocks, threads, s);
 #endif

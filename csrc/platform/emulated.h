@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "../include/allreduce.h"
+
 #define AR_DEVICE inline
 #define AR_HOST_DEVICE inline
 
@@ -399,6 +401,10 @@ inline float half_bits_to_float(uint16_t h) {
   }
   return bits_float(sign | ((e + 112) << 23) | (m << 13));
 }
+
+Code trace_start(const std::vector<int>& devices);
+void trace_stop();
+Code trace_read(std::vector<ar_trace_record>* out);
 
 // ---- launch -----------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@
 //   event_create(Event*, timing) event_destroy event_record(Event, Stream) event_query event_synchronize event_elapsed_us
 //   stream_wait(Stream, Event)     binds to the record current at the call, as CUDA does
 //   copy_async(dst, src, bytes, CopyKind, Stream)   copy_to_host / copy_to_device (blocking)   fill_async
+//   trace_start(devices) trace_stop() trace_read(records*)   what copy_async, fill_async and launch enqueue there and when it
+//                                  ran (allreduce.h, "trace")
 //   host_call(Stream, fn, arg)     a host function on the stream; it may call nothing of the platform
 //   capture_info(Stream, CaptureInfo*)  capture_begin(Stream)  capture_end(Stream, Graph*)
 //   graph_retain(CaptureInfo, void* arg, void (*drop)(void*))  drop runs when graph and its executables are gone, maybe on

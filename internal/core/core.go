@@ -134,8 +134,8 @@ type EmulatedMachine struct {
 	Seed                            uint64
 }
 
-// EmulatedRecord mirrors ar_emulated_record: one finished operation of the emulated machine.
-type EmulatedRecord struct {
+// TraceRecord mirrors ar_trace_record.
+type TraceRecord struct {
 	StartUs, EndUs float64
 	Device, Kind   int32
 	Stream         uint64

@@ -196,11 +196,14 @@ func EmulatedMutate(int32) {}
 // EmulatedOrders is empty without the C core.
 func EmulatedOrders() []EmulatedOrder { return nil }
 
-// EmulatedTrace does nothing without the C core.
-func EmulatedTrace(bool) {}
+// TraceStart fails without the C core.
+func TraceStart(int32, []int) *Error { return absent }
 
-// EmulatedTraceRead is empty without the C core.
-func EmulatedTraceRead() []EmulatedRecord { return nil }
+// TraceStop fails without the C core.
+func TraceStop(int32) *Error { return absent }
+
+// TraceRead fails without the C core.
+func TraceRead(int32) ([]TraceRecord, *Error) { return nil, absent }
 
 // EmulatedReport is empty without the C core.
 func EmulatedReport() string { return "" }

@@ -233,3 +233,41 @@ func ProbePair(backend int32, dev, peer, timeoutMs int) (ProbeResult, *Error) {
 		StagedGBs: float64(r.staged_gbs), LatencyUs: float64(r.latency_us), Detail: C.GoString(&r.detail[0]),
 	}, err
 }
+
+// TraceStart is ar_trace_start.
+func TraceStart(backend int32, devices []int) *Error {
+	list := make([]C.int32_t, len(devices)+1)
+	for i, d := range devices {
+		list[i] = C.int32_t(d)
+	}
+	e := blank()
+	return convert(C.ar_trace_start(C.int32_t(backend), &list[0], C.int32_t(len(devices)), &e), &e)
+}
+
+// TraceStop is ar_trace_stop.
+func TraceStop(backend int32) *Error {
+	e := blank()
+	return convert(C.ar_trace_stop(C.int32_t(backend), &e), &e)
+}
+
+// TraceRead is ar_trace_read: all records there are.
+func TraceRead(backend int32) ([]TraceRecord, *Error) {
+	var have C.int64_t
+	e := blank()
+	if err := convert(C.ar_trace_read(C.int32_t(backend), nil, 0, &have, &e), &e); err != nil || have == 0 {
+		return nil, err
+	}
+	raw := make([]C.ar_trace_record, have)
+	if err := convert(C.ar_trace_read(C.int32_t(backend), &raw[0], have, &have, &e), &e); err != nil {
+		return nil, err
+	}
+	out := make([]TraceRecord, min(len(raw), int(have)))
+	for i := range out {
+		r := &raw[i]
+		out[i] = TraceRecord{
+			StartUs: float64(r.start_us), EndUs: float64(r.end_us), Device: int32(r.device), Kind: int32(r.kind),
+			Stream: uint64(r.stream), Bytes: int64(r.bytes), Name: C.GoString(&r.name[0]),
+		}
+	}
+	return out, nil
+}

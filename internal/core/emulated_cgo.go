@@ -6,10 +6,7 @@ package core
 // #include "allreduce_emulated.h"
 import "C"
 
-import (
-	"fmt"
-	"unsafe"
-)
+import "fmt"
 
 // EmulatedDefaults is ar_emulated_defaults; n is brought into 1..MaxEmulatedDevices.
 func EmulatedDefaults(n int) EmulatedMachine {
@@ -110,34 +107,6 @@ func EmulatedOrders() []EmulatedOrder {
 			Count: int64(C.ar_emulated_order_count(id)),
 		})
 	}
-}
-
-// EmulatedTrace is ar_emulated_trace.
-func EmulatedTrace(on bool) {
-	var v C.int32_t
-	if on {
-		v = 1
-	}
-	C.ar_emulated_trace(v)
-}
-
-// EmulatedTraceRead is ar_emulated_trace_read: all records there are.
-func EmulatedTraceRead() []EmulatedRecord {
-	n := int64(C.ar_emulated_trace_read(nil, 0))
-	if n <= 0 {
-		return nil
-	}
-	raw := make([]C.ar_emulated_record, n)
-	n = min(n, int64(C.ar_emulated_trace_read((*C.ar_emulated_record)(unsafe.Pointer(&raw[0])), C.int64_t(n))))
-	out := make([]EmulatedRecord, n)
-	for i := range out {
-		r := &raw[i]
-		out[i] = EmulatedRecord{
-			StartUs: float64(r.start_us), EndUs: float64(r.end_us), Device: int32(r.device), Kind: int32(r.kind),
-			Stream: uint64(r.stream), Bytes: int64(r.bytes), Name: C.GoString(&r.name[0]),
-		}
-	}
-	return out
 }
 
 // EmulatedReport is ar_emulated_report.

@@ -213,14 +213,14 @@ TEST_F(EmulatedClock, TheTraceHasEveryOperation) {
   char* d = on_device<char>(kSize);
   char* h = pinned<char>(kSize);
   Stream s = stream();
-  ar_emulated_trace(1);
+  GOOD(trace_start({0}));
   GOOD(copy_async(d, h, 1000, CopyKind::host_to_device, s));
   GOOD(launch(Nothing{}, 1, 32, s));
   GOOD(copy_async(h, d, 2000, CopyKind::device_to_host, s));
   GOOD(copy_async(d + 5000, d, 3000, CopyKind::device_to_device, s));
   GOOD(fill_async(d, 1, 100, s));
   GOOD(stream_synchronize(s));
-  ar_emulated_trace(0);
+  trace_stop();
   GOOD(launch(Nothing{}, 1, 32, s));
   GOOD(stream_synchronize(s));
   const auto t = trace();
@@ -239,9 +239,21 @@ TEST_F(EmulatedClock, TheTraceHasEveryOperation) {
   }
   EXPECT_STREQ("copy", t[0].name);
   EXPECT_STREQ("nothing", t[1].name);
-  ar_emulated_record one;
-  EXPECT_EQ(5, ar_emulated_trace_read(&one, 1));
-  EXPECT_EQ(1, one.kind);
+  EXPECT_STREQ("fill", t[4].name);
+  ar_trace_record one[2] = {};
+  int64_t have = 0;
+  EXPECT_EQ(AR_OK, ar_trace_read(AR_BACKEND_EMULATED, one, 1, &have, nullptr));
+  EXPECT_EQ(5, have);
+  EXPECT_EQ(1, one[0].kind);
+  EXPECT_EQ(0, one[1].end_us);
+  GOOD(trace_start({1}));  // another device: nothing of this one
+  GOOD(launch(Nothing{}, 1, 32, s));
+  GOOD(stream_synchronize(s));
+  EXPECT_TRUE(trace().empty());
+  const int32_t devices[] = {0, 64};
+  ar_error e{};
+  EXPECT_EQ(AR_ERR_NO_DEVICE, ar_trace_start(AR_BACKEND_EMULATED, devices, 2, &e));
+  EXPECT_EQ(64, e.device);
 }
 
 }  // namespace

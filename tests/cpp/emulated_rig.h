@@ -81,9 +81,9 @@ class Emulated : public ::testing::Test {
   }
   bool races_on_purpose = false;
   std::string report() { return ar_emulated_report(); }
-  std::vector<ar_emulated_record> trace() {
-    std::vector<ar_emulated_record> r(static_cast<size_t>(ar_emulated_trace_read(nullptr, 0)));
-    ar_emulated_trace_read(r.data(), static_cast<int64_t>(r.size()));
+  std::vector<ar_trace_record> trace() {
+    std::vector<ar_trace_record> r;
+    EXPECT_EQ(0, trace_read(&r));
     return r;
   }
 };

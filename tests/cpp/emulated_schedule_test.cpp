@@ -199,7 +199,7 @@ TEST_F(EmulatedSchedule, TheSameSeedIsTheSameRun) {
   races();
   const auto run = [&](int schedule, uint64_t seed) {
     machine(4, AR_DRIVE_STEPPED, schedule, seed);
-    ar_emulated_trace(1);
+    EXPECT_EQ(0, trace_start({0, 1, 2, 3}));
     std::vector<Stream> s;
     std::vector<Event> e;
     for (int d = 0; d < 4; d++) {
@@ -222,7 +222,7 @@ TEST_F(EmulatedSchedule, TheSameSeedIsTheSameRun) {
     for (int d = 0; d < 4; d++) EXPECT_EQ(0, stream_synchronize(s[d]));
     EXPECT_EQ(0, set_device(0));
     std::string text;
-    for (const ar_emulated_record& r : trace())
+    for (const ar_trace_record& r : trace())
       text += std::to_string(r.device) + r.name + std::to_string(r.start_us) + "-" + std::to_string(r.end_us) + " ";
     return text;
   };

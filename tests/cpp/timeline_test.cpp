@@ -8,12 +8,19 @@ using rig::Rig;
 
 namespace {
 
+void trace(bool on) {
+  const int32_t devices[] = {0, 1};
+  EXPECT_EQ(AR_OK, on ? ar_trace_start(rig::B, devices, 2, nullptr) : ar_trace_stop(rig::B, nullptr));
+}
+
 enum Kind { kKernel = 0, kDown = 1, kUp = 2 };  // host-to-device is a download
 
-std::vector<ar_emulated_record> records(int device, int kind, const char* name = nullptr) {
-  std::vector<ar_emulated_record> all(static_cast<size_t>(ar_emulated_trace_read(nullptr, 0)));
-  ar_emulated_trace_read(all.data(), static_cast<int64_t>(all.size()));
-  std::vector<ar_emulated_record> out;
+std::vector<ar_trace_record> records(int device, int kind, const char* name = nullptr) {
+  int64_t have = 0;
+  EXPECT_EQ(AR_OK, ar_trace_read(rig::B, nullptr, 0, &have, nullptr));
+  std::vector<ar_trace_record> all(static_cast<size_t>(have));
+  EXPECT_EQ(AR_OK, ar_trace_read(rig::B, all.data(), have, &have, nullptr));
+  std::vector<ar_trace_record> out;
   for (const auto& r : all)
     if (r.device == device && r.kind == kind && (name == nullptr || std::string(r.name) == name)) out.push_back(r);
   std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.start_us < b.start_us; });
@@ -31,10 +38,10 @@ Case large(int64_t count, int wire) {
 TEST(Timeline, NextPieceIsConvertedInsideTheTransfer) {
   Rig r(Machine{}, 2);
   const size_t i = r.make(large(1 << 20, AR_BF16));  // 2 MiB on the wire: four pieces of 512 KiB
-  ar_emulated_trace(1);
+  trace(true);
   r.enqueue(i);
   r.wait();
-  ar_emulated_trace(0);
+  trace(false);
   for (int d = 0; d < 2; d++) {
     const auto converts = records(d, kKernel, "convert");
     const auto ups = records(d, kUp), downs = records(d, kDown);
@@ -56,11 +63,11 @@ TEST(Timeline, NextCallIsConvertedInsideASlowPeersDownload) {
   m.tweak = [](ar_emulated_machine& machine) { machine.device[1].h2d_gbs = machine.device[1].duplex_gbs = 5; };
   Rig r(m, 2);
   const size_t a = r.make(large(1 << 17, AR_BF16)), b = r.make(large(1 << 17, AR_BF16));  // one piece each
-  ar_emulated_trace(1);
+  trace(true);
   r.enqueue(a);
   r.enqueue(b);
   r.wait();
-  ar_emulated_trace(0);
+  trace(false);
   const auto converts = records(0, kKernel, "convert");
   const auto downs = records(1, kDown);
   ASSERT_EQ(converts.size(), 2u);
@@ -73,10 +80,10 @@ TEST(Timeline, NextCallIsConvertedInsideASlowPeersDownload) {
 TEST(Timeline, BothDirectionsOfEveryLinkAreBusy) {
   Rig r(Machine{}, 2, 8 << 20, 0);
   const size_t i = r.make(large(4 << 20, AR_F32));  // 16 MiB
-  ar_emulated_trace(1);
+  trace(true);
   r.enqueue(i);
   r.wait();
-  ar_emulated_trace(0);
+  trace(false);
   for (int d = 0; d < 2; d++) {
     const auto ups = records(d, kUp), downs = records(d, kDown);
     double both = 0;
