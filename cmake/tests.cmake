@@ -16,6 +16,11 @@ add_test(NAME strict_link COMMAND ${CMAKE_C_COMPILER} -shared -o strict_link.so 
   -Wl,--whole-archive $<TARGET_FILE:allreduce> -Wl,--no-whole-archive ${ar_link_line})
 add_test(NAME symbols
   COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/check-symbols.sh $<TARGET_FILE:allreduce> $<TARGET_FILE:allreduce_shared>)
+# With the compiler that the project is built with; another one may allocate registers otherwise.
+if(AR_WITH_CUDA AND CMAKE_CUDA_COMPILER_VERSION MATCHES "^13\\.0\\.")
+  add_test(NAME no_spills COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/check-spills.sh
+    ${PROJECT_BINARY_DIR}/ptxas-allreduce_cuda_objects.log)
+endif()
 
 # --- C examples, against the archive and the shared library ---------------------------------------------------------
 file(GLOB ar_examples CONFIGURE_DEPENDS examples/c/*.c)

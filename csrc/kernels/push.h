@@ -112,7 +112,7 @@ struct Push : Pushing<T, W> {
     const uint32_t slot = slot_turn(Order::peer_slot, epoch & (kOneShotSlots - 1u));
     this->sum_share(
         b, me, lo, hi, [&](int r) -> const Vec16* { return one_place(me.rank, r, slot, block); },
-        [](int64_t, const float*) {});
+        [](int, const float*) {});
     return true;
   }
 
@@ -194,15 +194,15 @@ struct PushTwo : Pushing<T, W> {
       const int q = this->peer(me.rank, k);
       b.writes(two_place(this->ring[q].gather, q, me.rank, out, block), packs * 16);
     }
-    this->sum_share(
+    this->template sum_share<2>(  // with four F32 packs in flight registers spill
         b, me, s.from(me.rank), s.to(me.rank),
         [&](int r) -> const Vec16* { return two_place(this->ring[me.rank].scatter, me.rank, r, slot, block); },
-        [&](int64_t i, const float* total) {
+        [&](int i, const float* total) {
           Vec16 w;
           pack<W, K>(total, w.w);
           AR_NO_UNROLL
-          for (int k = 0; k < this->lanes(); k++) {
-            const int q = this->peer(me.rank, k);
+          for (int k = 0, q = me.rank; k < this->lanes(); k++) {
+            q = q + 1 < this->world ? q + 1 : 0;
             store_sys(b, two_place(this->ring[q].gather, q, me.rank, out, block) + i, w);
           }
         });
@@ -225,10 +225,10 @@ struct PushTwo : Pushing<T, W> {
       const Vec16* from = two_place(this->ring[me.rank].gather, me.rank, q, slot, block);
       b.reads(from, packs * 16);
       declare<T>(b, me.recv, lo, hi, true);
-      b.template groups<kInFlight<W>>(packs, [&](int64_t i, auto each) {
+      b.template groups<kInFlight<W>>(packs, [&](int i, auto each) {
         Vec16 w[kInFlight<W>];
-        each([&](int u, int64_t at) { w[u] = load_sys(b, from + i + at); });
-        each([&](int u, int64_t at) {
+        each([&](int u, int at) { w[u] = load_sys(b, from + i + at); });
+        each([&](int u, int at) {
           float v[K];
           unpack<W, K>(w[u].w, v);
           store_elements<T, K>(me.recv, lo + (i + at) * K, hi, v);

@@ -171,15 +171,15 @@ struct Shares {
     if (!me.absent) declare<T>(b, me.send, lo, hi, false);
     AR_NO_UNROLL
     for (int k = 0; k < targets; k++) b.writes(to(k), packs * 16);
-    b.template groups<kInFlight<W>>(packs, [&](int64_t i, auto each) {
+    b.template groups<kInFlight<W>>(packs, [&](int i, auto each) {
       Vec16 w[kInFlight<W>];
-      each([&](int u, int64_t at) {
+      each([&](int u, int at) {
         float v[K];
         own<K>(me, lo + (i + at) * K, hi, v);
         pack<W, K>(v, w[u].w);
       });
       AR_NO_UNROLL
-      for (int k = 0; k < targets; k++) each([&](int u, int64_t at) { store_sys(b, to(k) + i + at, w[u]); });
+      for (int k = 0; k < targets; k++) each([&](int u, int at) { store_sys(b, to(k) + i + at, w[u]); });
     });
   }
 
@@ -217,25 +217,27 @@ struct Shares {
     return !b.any(!good);
   }
 
-  // Sums the packs i that each_of hands out, at most kInFlight of them: loads from host memory take over a microsecond, so
+  // Sums the packs i that each_of hands out, at most U of them: loads from host memory take over a microsecond, so
   // as many are in flight. The first peer's are asked for before the own part, which comes from device memory. from(r)
-  // holds pack 0 of rank r; the total of pack i goes to out(i, total).
-  template <int K, class From, class Out, class Each>
-  AR_DEVICE void sum_packs(Block& b, const Local& me, int64_t lo, int64_t hi, int64_t first, Each each, From from,
-                           Out out) const {
-    Vec16 w[kInFlight<W>], mine[kInFlight<W>];
-    float acc[kInFlight<W>][K];
+  // holds pack 0 of rank r; the total of pack i goes to out(i, total). beside(first, each) is run while the loads are on
+  // their way.
+  template <int U, int K, class From, class Out, class Each, class Beside>
+  AR_DEVICE void sum_packs(Block& b, const Local& me, int64_t lo, int64_t hi, int first, Each each, From from, Out out,
+                           Beside beside) const {
+    Vec16 w[U], mine[U];
+    float acc[U][K];
     const int first_peer = me.rank == 0 ? 1 : 0;
-    each([&](int u, int64_t i) { w[u] = load_sys(b, from(first_peer) + first + i); });
-    each([&](int u, int64_t i) {
+    each([&](int u, int i) { w[u] = load_sys(b, from(first_peer) + first + i); });
+    beside(first, each);
+    each([&](int u, int i) {
       float v[K];
       own<K>(me, lo + (first + i) * K, hi, v);
       pack<W, K>(v, mine[u].w);
     });
     AR_NO_UNROLL
     for (int r = 0; r < world; r++) {
-      if (r != me.rank && r != first_peer) each([&](int u, int64_t i) { w[u] = load_sys(b, from(r) + first + i); });
-      each([&](int u, int64_t) {
+      if (r != me.rank && r != first_peer) each([&](int u, int i) { w[u] = load_sys(b, from(r) + first + i); });
+      each([&](int u, int) {
         float v[K];
         const Vec16 x = r == me.rank ? mine[u] : w[u];
         unpack<W, K>(x.w, v);
@@ -243,15 +245,19 @@ struct Shares {
         for (int k = 0; k < K; k++) acc[u][k] = r == 0 ? v[k] : add_rn(acc[u][k], v[k]);
       });
     }
-    each([&](int u, int64_t i) {
+    each([&](int u, int i) {
       finish<W, K>(finish_, acc[u]);
       out(first + i, acc[u]);
     });
   }
 
   // Sums elements [lo, hi), of which from(r) holds rank r's wire values; totals go to recv, and each pack to out as well.
-  template <class From, class Out>
+  template <int U = kInFlight<W>, class From, class Out>
   AR_DEVICE void sum_share(Block& b, const Local& me, int64_t lo, int64_t hi, From from, Out out) const {
+    sum_share<U>(b, me, lo, hi, from, out, [](int, auto) {});
+  }
+  template <int U = kInFlight<W>, class From, class Out, class Beside>
+  AR_DEVICE void sum_share(Block& b, const Local& me, int64_t lo, int64_t hi, From from, Out out, Beside beside) const {
     constexpr int K = kPerVec<W>;
     const int64_t packs = (hi - lo + K - 1) / K;
     if (packs <= 0) return;
@@ -259,11 +265,14 @@ struct Shares {
     for (int r = 0; r < world; r++)
       if (r != me.rank) b.reads(from(r), packs * 16);
     declare<T>(b, me.recv, lo, hi, true);
-    b.template groups<kInFlight<W>>(packs, [&](int64_t i, auto each) {
-      sum_packs<K>(b, me, lo, hi, i, each, from, [&](int64_t at, const float* total) {
-        store_elements<T, K>(me.recv, lo + at * K, hi, total);
-        out(at, total);
-      });
+    b.template groups<U>(packs, [&](int i, auto each) {
+      sum_packs<U, K>(
+          b, me, lo, hi, i, each, from,
+          [&](int at, const float* total) {
+            store_elements<T, K>(me.recv, lo + at * K, hi, total);
+            out(at, total);
+          },
+          beside);
     });
   }
 

@@ -266,14 +266,15 @@ class Block {
   }
   template <int U, class F>
   AR_DEVICE void groups(int64_t n, F f) {
-    const int64_t step = blockDim.x;
-    int64_t i = threadIdx.x;
-    for (; i + (U - 1) * step < n; i += U * step)
+    // 32 bits save registers: a block never has 2^31 packs.
+    const int count = static_cast<int>(n), step = static_cast<int>(blockDim.x);
+    int i = static_cast<int>(threadIdx.x);
+    for (; i + (U - 1) * step < count; i += U * step)
       f(i, [step](auto g) {
         AR_UNROLL
         for (int u = 0; u < U; u++) g(u, u * step);
       });
-    for (; i < n; i += step) f(i, [](auto g) { g(0, static_cast<int64_t>(0)); });
+    for (; i < count; i += step) f(i, [](auto g) { g(0, 0); });
   }
   AR_DEVICE void sync() { __syncthreads(); }
   AR_DEVICE bool any(bool p) { return __syncthreads_or(p) != 0; }

@@ -224,12 +224,13 @@ class Block {
   }
   template <int U, class F>
   void groups(int64_t n, F f) {
-    int64_t i = 0;
-    for (; i + U <= n; i += U)
+    const int count = static_cast<int>(n);
+    int i = 0;
+    for (; i + U <= count; i += U)
       f(i, [](auto g) {
-        for (int u = 0; u < U; u++) g(u, static_cast<int64_t>(u));
+        for (int u = 0; u < U; u++) g(u, u);
       });
-    for (; i < n; i++) f(i, [](auto g) { g(0, static_cast<int64_t>(0)); });
+    for (; i < count; i++) f(i, [](auto g) { g(0, 0); });
   }
   void sync() {
     if (core.weak) block_interrupt(*this);

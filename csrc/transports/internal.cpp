@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kLLUpTo = 64 << 10;                      // wire bytes
 constexpr int64_t kLLRegion = 256 << 10;                   // both slots: 64 KiB of data doubled by flags, twice
 constexpr int64_t kPlainRegion = (3 << 20) + (512 << 10);  // both slots
+constexpr int64_t kRoundBytes = (1 << 20) + (384 << 10);   // plain, on the wire; more is cut into several
 constexpr int64_t kFlagRegion = kMaxBlocks * kFlagStride * static_cast<int64_t>(sizeof(uint32_t));
 // Epochs of LL and of plain blocks, and the counter of signatures on a line of its own.
 constexpr int64_t kEpochBytes = (2 * kMaxBlocks + 32) * static_cast<int64_t>(sizeof(uint32_t));
@@ -147,7 +148,8 @@ class Internal final : public Transport {
     std::memset(static_cast<void*>(&k), 0, sizeof(k));
     k.ll = wire_bytes <= kLLUpTo;
     const int64_t pack_bytes = k.ll ? 8 : 16;
-    const int64_t block_bytes = k.ll ? ll_bytes_ / 2 : plain_bytes_;  // of wire data in one block's slot
+    // Of wire data in one block's slot.
+    const int64_t block_bytes = k.ll ? ll_bytes_ / 2 : std::min(plain_bytes_, kRoundBytes / blocks_);
     // As many blocks as give every thread one pack, but no fewer than hold the payload in one round.
     const int64_t wanted =
         std::max(divide_up(divide_up(wire_bytes, pack_bytes), kExchangeThreads), divide_up(wire_bytes, block_bytes));
@@ -155,7 +157,10 @@ class Internal final : public Transport {
     k.slot_blocks = blocks_;
     // Shares are whole 16-byte packs, so that vectors stay aligned.
     constexpr int64_t kPack = kPerVec<W>;
-    cut(&k, call.count, block_bytes / 16 * kPack, kPack);
+    const int64_t most = block_bytes / 16 * kPack;
+    // Rounds of equal length: the first store and the last read have nothing beside them.
+    const int64_t rounds = divide_up(call.count, most * k.blocks);
+    cut(&k, call.count, std::min(most, divide_up(divide_up(call.count, rounds * k.blocks), kPack) * kPack), kPack);
     launches_.fill(call, &k);
     k.ll_bytes = ll_bytes_;
     k.plain_bytes = plain_bytes_;
