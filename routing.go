@@ -21,13 +21,13 @@ import (
 
 // Borders that were measured (two H200, PCIe 5 x16, peer access off), in payload bytes.
 const (
-	// With PREFER=latency, by the wires of internal and copy-engine. On the wire the engines win from 3 to 4 MiB where
-	// both wires are equal, since kernels moving all four flows stop at 28 GB/s each and engines reach 46; an exact
-	// internal against a BF16 engine moves twice the bytes, and loses from 1 MiB.
-	latencyBorderExactBF16 = 1 << 20 // F32 payload: internal F32, copy-engine 16-bit
-	latencyBorderExact     = 3 << 20 // F32 payload: both F32 (2 to 4 MiB are equal within the noise)
-	latencyBorderBF16      = 8 << 20 // F32 payload: both 16-bit, so 4 MiB on the wire
-	latencyBorderNarrow    = 4 << 20 // F16 or BF16 payload: the same 4 MiB on the wire
+	// With PREFER=latency, by the wires of internal and copy-engine. With equal wires the engines win from about 6 MiB on the
+	// wire: 4 MiB take them 146 us and internal 138, 8 MiB both about 246 (internal: one GPU as its own peer, 2026-12-01,
+	// docs/performance.md); an exact internal against a BF16 engine moves twice the bytes, and loses from 1 MiB.
+	latencyBorderExactBF16 = 1 << 20  // F32 payload: internal F32, copy-engine 16-bit
+	latencyBorderExact     = 6 << 20  // F32 payload: both F32
+	latencyBorderBF16      = 12 << 20 // F32 payload: both 16-bit
+	latencyBorderNarrow    = 6 << 20  // F16 or BF16 payload
 
 	// NCCL's BF16 wire pays for its two conversions from here on.
 	ncclBF16MinBytes = 512 << 10

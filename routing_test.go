@@ -188,11 +188,11 @@ func TestRouting(t *testing.T) {
 		{"latency: exact against BF16", machine(), 2, "GGML_CUDA_AR_PREFER=latency", F32, false, []step{
 			{m - 4, "internal f32: 1048572 bytes are below 1M, where copy-engine with wire bf16 was measured to pass internal with wire f32 (GGML_CUDA_AR_PREFER=latency): internal"},
 			{m, "copy-engine bf16: 1048576 bytes reach 1M, where"}}},
-		{"latency: both exact", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_WIRE=f32", F32, false, []step{{3*m - 4, "internal f32"}, {3 * m, "copy-engine f32: 3145728 bytes reach 3M"}}},
-		{"latency: both BF16", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_BF16_THRESHOLD=1", F32, false, []step{{8*m - 4, "internal bf16"}, {8 * m, "copy-engine bf16: 8388608 bytes reach 8M"}}},
-		{"latency: the wires change on the way", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_BF16_THRESHOLD=5M", F32, false, []step{
-			{3*m - 4, "internal f32"}, {3 * m, "copy-engine f32"}, {5*m - 4, "copy-engine f32"}, {5 * m, "internal bf16"}, {8 * m, "copy-engine bf16"}}},
-		{"latency: 16-bit payload", machine(), 2, "GGML_CUDA_AR_PREFER=latency", BF16, false, []step{{4*m - 2, "internal bf16"}, {4 * m, "copy-engine bf16"}}},
+		{"latency: both exact", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_WIRE=f32", F32, false, []step{{6*m - 4, "internal f32"}, {6 * m, "copy-engine f32: 6291456 bytes reach 6M"}}},
+		{"latency: both BF16", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_BF16_THRESHOLD=1", F32, false, []step{{12*m - 4, "internal bf16"}, {12 * m, "copy-engine bf16: 12582912 bytes reach 12M"}}},
+		{"latency: the wires change on the way", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_BF16_THRESHOLD=8M", F32, false, []step{
+			{6*m - 4, "internal f32"}, {6 * m, "copy-engine f32"}, {8*m - 4, "copy-engine f32"}, {8 * m, "internal bf16"}, {12 * m, "copy-engine bf16"}}},
+		{"latency: 16-bit payload", machine(), 2, "GGML_CUDA_AR_PREFER=latency", BF16, false, []step{{6*m - 2, "internal bf16"}, {6 * m, "copy-engine bf16"}}},
 		{"latency: a border given stays", machine(), 2, "GGML_CUDA_AR_PREFER=latency GGML_CUDA_AR_CE_MIN_BYTES=512K", F32, false, []step{{524284, "internal"}, {524288, "copy-engine"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -367,7 +367,7 @@ func TestRoutingProperties(t *testing.T) {
 }
 
 func TestLookupDoesNotAllocate(t *testing.T) {
-	routes := table(t, machine(), 2, "GGML_CUDA_AR_PREFER=latency", "GGML_CUDA_AR_BF16_THRESHOLD=5M")
+	routes := table(t, machine(), 2, "GGML_CUDA_AR_PREFER=latency", "GGML_CUDA_AR_BF16_THRESHOLD=8M")
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		b, err := routes.route(1<<30, F32, Avg, false)
 		if err != nil || b.Path != PathCopyEngine {

@@ -2,9 +2,11 @@
 // PushTwo of kernels/push.h, its rings in the receivers' pinned memory).
 //
 // Constants, measured on two H200 (PCIe 5 x16), 2026-11-30, in a graph: 16 blocks per rank (comm.cpp); LL words up to 64 KiB
-// on the wire (there 8.3 us, plain stores with a flag per block 10.0), plain stores above (128 KiB: 12.3); kernels moving
-// all four flows stop at 28 GB/s each, so nothing is gained by more memory: 4 MiB of pinned memory per rank, larger
-// payloads in rounds.
+// on the wire (there 8.3 us, plain stores with a flag per block 10.0), plain stores above (128 KiB: 12.3); 4 MiB of pinned
+// memory per rank, larger payloads in rounds.
+// A round costs 4.3 us, and from two on both directions are busy at once. Of 1.4 MiB each they win (one H200, a rank as its own
+// peer, 2026-12-01, us by rounds; docs/performance.md): 1 MiB 45.8 in one, 46.5 in two; 2 MiB 78.5 in two, 85.1 in one; 4 MiB 138 in
+// three, 162 in one; 8 MiB 246 in six, 317 in one.
 // One-shot reads N-1 payloads at that rate, two-shot 2(N-1)/N and pays a second trip. Simulated, F32, one-shot / two-shot in us
 // (2026-12-01; not measured on GPUs): 3 ranks 128 KiB 12.6 / 13.2, 508 KiB 39 / 37; 4 ranks 15.6 / 14.2, 51 / 41; 8 ranks
 // 27.5 / 15.7, 98 / 47. So two-shot from four ranks on, where one-shot's plain stores would serve.
