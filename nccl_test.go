@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -136,6 +137,69 @@ func TestNCCLServesEverything(t *testing.T) {
 				require.NoError(t, r.runFallible(p), j)
 				r.check(p)
 			}
+		}
+	})
+}
+
+// Memory of NCCL's own: as good as any other, on every path, and gone with the communicator.
+func TestNCCLWindows(t *testing.T) {
+	lib := testnccl.Build(t)
+	testbackend.Emulated(t, device.DefaultMachine(3), func(t *testing.T, d device.Driver) {
+		const n = 1 << 16
+		before := device.LiveObjects()
+		comm, err := allreduce.New(allreduce.Config{Backend: allreduce.BackendEmulated, Ranks: 3, NCCLLib: lib, Algorithm: allreduce.AlgorithmNCCL})
+		require.NoError(t, err)
+		_, err = comm.NCCLWindows(0)
+		require.ErrorIs(t, err, allreduce.ErrArgument)
+		send, err := comm.NCCLWindows(4 * n)
+		require.NoError(t, err)
+		recv, err := comm.NCCLWindows(4 * n)
+		require.NoError(t, err)
+		require.Len(t, send, 3)
+		buffers := make([]allreduce.Buffer, 3)
+		var streams []device.Stream
+		for rank := range 3 {
+			s, err := d.NewStream(rank)
+			require.NoError(t, err)
+			streams = append(streams, s)
+			ones := make([]float32, n)
+			for i := range ones {
+				ones[i] = float32(1 + rank)
+			}
+			require.NoError(t, d.CopyToDevice(rank, send[rank], device.Bytes(ones)))
+			buffers[rank] = allreduce.Buffer{Send: send[rank], Recv: recv[rank], Count: n, Stream: s}
+		}
+		require.NoError(t, comm.AllReduce(buffers))
+		require.NoError(t, comm.Wait(context.Background()))
+		for rank := range 3 {
+			got := make([]float32, n)
+			require.NoError(t, d.CopyToHost(rank, device.Bytes(got), recv[rank]))
+			assert.Equal(t, slices.Repeat([]float32{6}, n), got)
+		}
+		require.NoError(t, comm.Close())
+		for rank, s := range streams {
+			require.NoError(t, d.DestroyStream(rank, s))
+		}
+		require.Eventually(t, func() bool { return device.LiveObjects() == before }, 3*time.Second, 5*time.Millisecond)
+		_, err = comm.NCCLWindows(4)
+		require.ErrorIs(t, err, allreduce.ErrClosed)
+
+		for _, c := range []struct {
+			lib, fault string
+			want       error
+			text       string
+		}{
+			{testnccl.Build(t, "-DAR_NCCL_VERSION=22500", "-DAR_NCCL_WITHOUT_WINDOWS"), "", allreduce.ErrUnsupported, "NCCL 2.25.0 has no symmetric windows"},
+			{"/nonexistent/libnccl.so.2", "", allreduce.ErrUnsupported, "no NCCL"},
+			{lib, "window", allreduce.ErrNCCL, "ncclCommWindowRegister"},
+		} {
+			t.Setenv("AR_EMULATED_NCCL", c.fault)
+			comm, err := allreduce.New(allreduce.Config{Backend: allreduce.BackendEmulated, Ranks: 2, NCCLLib: c.lib})
+			require.NoError(t, err)
+			_, err = comm.NCCLWindows(4 * n)
+			require.ErrorIs(t, err, c.want)
+			require.ErrorContains(t, err, c.text)
+			require.NoError(t, comm.Close())
 		}
 	})
 }

@@ -80,6 +80,7 @@ AR_ON_COMM(comm_error, (ar_comm * comm, ar_error* e), comm, e)
 AR_ON_COMM(comm_close, (ar_comm * comm, ar_error* e), comm, e)
 AR_ON_COMM(comm_export_peer, (ar_comm * comm, int32_t rank, uint8_t* handle, ar_error* e), comm, rank, handle, e)
 AR_ON_COMM(comm_import_peers, (ar_comm * comm, const uint8_t* handles, ar_error* e), comm, handles, e)
+AR_ON_COMM(comm_nccl_windows, (ar_comm * comm, int64_t bytes, ar_ptr* ptrs, ar_error* e), comm, bytes, ptrs, e)
 AR_ON_COMM(comm_check_peers, (ar_comm * comm, int32_t look, ar_error* e), comm, look, e)
 AR_ON_COMM(comm_lose, (ar_comm * comm, int32_t rank, const char* text, ar_error* e), comm, rank, text, e)
 #undef AR_ON_COMM

@@ -18,6 +18,7 @@
   X(comm_export_peer, (ar_comm*, int32_t, uint8_t*, ar_error*))                                              \
   X(comm_import_peers, (ar_comm*, const uint8_t*, ar_error*))                                                \
   X(comm_check_peers, (ar_comm*, int32_t, ar_error*))                                                        \
+  X(comm_nccl_windows, (ar_comm*, int64_t, ar_ptr*, ar_error*))                                              \
   X(comm_free, (ar_comm*))                                                                                   \
   X(nccl_id, (const char*, int32_t, uint8_t*, ar_error*))                                                    \
   X(device_count, (int32_t*, ar_error*))                                                                     \

@@ -333,6 +333,15 @@ int32_t Comm::copy_alone(Call& call, ar_error* e) {
   return c == kOk ? AR_OK : runtime_error(c, 0, "copying", e);
 }
 
+int32_t Comm::nccl_windows(int64_t bytes, ar_ptr* ptrs, ar_error* e) {
+  if (bytes <= 0) return fail(e, AR_ERR_ARGUMENT, {}, "windows of %lld bytes", static_cast<long long>(bytes));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const int32_t s = latched(e)) return s;
+  DeviceGuard guard;
+  RelaxedCapture relaxed;
+  return transports_[AR_PATH_NCCL]->windows(bytes, ptrs, e);
+}
+
 int32_t Comm::prepare(int64_t max_bytes, int32_t path, ar_error* e) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (const int32_t s = latched(e)) return s;
@@ -530,6 +539,9 @@ int32_t comm_export_peer(ar_comm* c, int32_t r, uint8_t* handle, ar_error* e) {
   return self(c)->export_peer(r, handle, e);
 }
 int32_t comm_import_peers(ar_comm* c, const uint8_t* handles, ar_error* e) { return self(c)->import_peers(handles, e); }
+int32_t comm_nccl_windows(ar_comm* c, int64_t bytes, ar_ptr* ptrs, ar_error* e) {
+  return self(c)->nccl_windows(bytes, ptrs, e);
+}
 int32_t comm_check_peers(ar_comm* c, int32_t look, ar_error* e) { return self(c)->check_peers(look != 0, e); }
 int32_t comm_lose(ar_comm* c, int32_t rank, const char* text, ar_error*) { return self(c)->lose(rank, text); }
 int32_t comm_free(ar_comm* c) {

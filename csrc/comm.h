@@ -126,6 +126,7 @@ class Comm : public ar_comm {
   int32_t export_peer(int rank, uint8_t* handle, ar_error* e);
   int32_t import_peers(const uint8_t* handles, ar_error* e);
   int32_t check_peers(bool look, ar_error* e);
+  int32_t nccl_windows(int64_t bytes, ar_ptr* ptrs, ar_error* e);
   int32_t close(ar_error* e);
 
   // For the transports.
@@ -263,6 +264,7 @@ int32_t comm_lose(ar_comm*, int32_t, const char*, ar_error*);
 int32_t comm_export_peer(ar_comm*, int32_t, uint8_t*, ar_error*);
 int32_t comm_import_peers(ar_comm*, const uint8_t*, ar_error*);
 int32_t comm_check_peers(ar_comm*, int32_t, ar_error*);
+int32_t comm_nccl_windows(ar_comm*, int64_t, ar_ptr*, ar_error*);
 int32_t comm_free(ar_comm*);
 int32_t nccl_id(const char* lib, int32_t p2p_disable, uint8_t* id, ar_error* e);  // transports/nccl.cpp
 

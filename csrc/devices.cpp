@@ -229,7 +229,7 @@ const ar::Backend* backend() {
       kBackend, runtime_version(), [](const ar_options* o) { return shared_bytes(*o); },
       // communicator
       comm_create, comm_has_path, allreduce, comm_prepare, comm_wait, comm_error, comm_stats, comm_close, comm_lose,
-      comm_export_peer, comm_import_peers, comm_check_peers, comm_free, nccl_id,
+      comm_export_peer, comm_import_peers, comm_check_peers, comm_nccl_windows, comm_free, nccl_id,
       // devices and memory
       device_count_api, device_get_info, device_can_access_peer, device_malloc, device_free, host_malloc, host_free,
       copy_to_device, copy_to_host, copy_async_api, fill_async_api,

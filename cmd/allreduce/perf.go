@@ -71,6 +71,7 @@ type perfJob struct {
 	Overlap   []int64  // payloads of the reductions beside compute; none: not asked for
 	Cache     string   // folder of the peer-access verdicts
 	Emulate   string   // what the emulated machine has
+	Windows   bool     // what is reduced lies in NCCL's symmetric windows
 
 	rank *allreduce.Rank // of this process, where a launcher started several; nil: all ranks are here
 }

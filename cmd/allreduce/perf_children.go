@@ -52,6 +52,8 @@ const (
 	oneChannel       = "NCCL_MAX_NCHANNELS=1"
 	shmMemcpy        = "NCCL_SHM_USE_CUDA_MEMCPY=1"
 	shmMemcpyEnds    = "2.30.0" // NCCL has no such mode from here on
+	windows          = "symmetric windows"
+	windowsBegin     = "2.27.0"
 )
 
 func newPerfChildCommand(streams) *cobra.Command {
@@ -106,6 +108,9 @@ func (c *childJob) run(ctx context.Context) (out childReport) {
 					return fail(fmt.Errorf("%d bytes, %s: %w", size, mode, err))
 				}
 				for _, row := range rows {
+					if j.Windows && row.Wire != row.Type {
+						continue // converted in a buffer of the path's own
+					}
 					for _, n := range row.NCCL {
 						n.Settings = c.Settings
 						out.Rows = append(out.Rows, childRow{row.Bytes, row.Mode, row.Asked, n})
@@ -232,6 +237,9 @@ func (j *perfJob) runChildren(ctx context.Context, f *perfFlags, report *perfRep
 		if report.NCCL[i].Version == "" {
 			continue
 		}
+		if f.sweep != "none" && compareVersions(report.NCCL[i].Version, windowsBegin) >= 0 && j.ownWire() {
+			runs = append(runs, childRun{library: i, settings: windows, sizes: true, counts: true})
+		}
 		for _, settings := range sweepSettings(f.sweep, report.Simulated) {
 			runs = append(runs, childRun{library: i, settings: settings, sizes: true, counts: true})
 		}
@@ -254,6 +262,13 @@ func (j *perfJob) runChildren(ctx context.Context, f *perfFlags, report *perfRep
 		report.Results[i].choose()
 	}
 	return nil
+}
+
+// ownWire says whether some variant may travel as the payload is: only then does NCCL work on the caller's memory.
+func (j *perfJob) ownWire() bool {
+	return slices.ContainsFunc(j.Variants, func(v variant) bool {
+		return v.Wire == "" || v.Wire == "auto" || v.Wire == j.Type.String()
+	})
 }
 
 // alreadySet names a variable of the settings that the user has set: those win.
@@ -286,7 +301,8 @@ func (j *perfJob) runChild(ctx context.Context, run childRun, report *perfReport
 		c.Job.Overlap = nil
 	}
 	var environment []string
-	if run.settings != defaultSettings {
+	c.Job.Windows = run.settings == windows
+	if run.settings != defaultSettings && !c.Job.Windows {
 		environment = strings.Fields(run.settings)
 	}
 	out, err := c.start(ctx, environment)

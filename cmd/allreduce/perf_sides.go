@@ -198,8 +198,21 @@ func (r *perfRig) newArena() (a arena, err error) {
 	for _, payload := range append(slices.Clone(r.job.Sizes), r.job.Overlap...) {
 		a.bytes = max(a.bytes, int64(r.windows(payload))*windowBytes(payload))
 	}
+	parts := []*[]device.Ptr{&a.send, &a.recv, &a.want, &a.wrong}
+	if r.job.Windows {
+		s, err := r.ncclSide(r.job.Type)
+		if err != nil {
+			return a, err
+		}
+		for _, part := range parts[:2] {
+			if *part, err = s.comm.NCCLWindows(a.bytes); err != nil {
+				return a, err
+			}
+		}
+		parts = parts[2:]
+	}
 	for _, dev := range r.devices {
-		for _, part := range []*[]device.Ptr{&a.send, &a.recv, &a.want, &a.wrong} {
+		for _, part := range parts {
 			bytes := a.bytes
 			if part == &a.wrong {
 				bytes = device.CountersBytes

@@ -23,4 +23,7 @@ struct ar_emulated_nccl_host {
   // abort != 0: what runs for this rank, and what graphs launch later, ends at once. Returns when no graph that captured
   // the communicator is left, as NCCL's own calls do.
   void (*leave)(void* room, int rank, int abort);
+  // On the current device.
+  int (*malloc)(void** p, size_t bytes);
+  int (*free)(void* p);
 };

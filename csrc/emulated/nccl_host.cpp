@@ -180,7 +180,8 @@ void nccl_leave(void* arg, int rank, int abort) {
 }  // namespace
 
 const void* emulated_nccl_host() {
-  static const ar_emulated_nccl_host table = {nccl_current_device, nccl_room, nccl_allreduce, nccl_leave};
+  static const ar_emulated_nccl_host table = {nccl_current_device, nccl_room,     nccl_allreduce,
+                                              nccl_leave,          malloc_device, free_device};
   return &table;
 }
 

@@ -214,6 +214,12 @@ AR_API int32_t ar_comm_import_peers(ar_comm* comm, const uint8_t* handles,
                                     ar_error* error); /* world handles, by rank */
 AR_API int32_t ar_comm_check_peers(ar_comm* comm, int32_t look, ar_error* error);
 
+/* Memory that NCCL reduces fastest: bytes on the device of each rank of this process, symmetric windows of NCCL 2.27 and
+ * later, which path nccl then reads and writes directly. ptrs: one per rank of this process. All processes call it with the
+ * same bytes. It is the communicator's, until that is freed and no graph holds it. AR_ERR_UNSUPPORTED where NCCL is not
+ * there or has none; AR_ERR_NCCL: its own error. */
+AR_API int32_t ar_comm_nccl_windows(ar_comm* comm, int64_t bytes, ar_ptr* ptrs, ar_error* error);
+
 /* Whether a path exists for this communicator; if not, reason (of reason_bytes) says why in one sentence. */
 AR_API int32_t ar_comm_has_path(const ar_comm* comm, int32_t path, char* reason, size_t reason_bytes);
 

@@ -64,9 +64,10 @@ struct NcclRanks {
   ar::nccl::Library lib;
   ar::nccl::Comm comm[kMaxRanks] = {};
   int device[kMaxRanks] = {};
-  int n = 0;                // ranks in all
-  std::vector<int> locals;  // of this process
-  bool given = false;       // the id is another process's, or for them
+  int n = 0;                              // ranks in all
+  std::vector<int> locals;                // of this process
+  std::vector<void*> windows[kMaxRanks];  // NCCL's memory; freed after the communicator
+  bool given = false;                     // the id is another process's, or for them
   ar::nccl::UniqueId id{};
   std::mutex mutex;
   std::condition_variable cv;
@@ -91,11 +92,21 @@ struct HostCall {
   NcclRanks& ranks;
 };
 
+void free_windows(NcclRanks& x, int r) {
+  set_device(x.device[r]);
+  for (void* p : x.windows[r]) x.lib.api.MemFree(p);
+  x.windows[r].clear();
+}
+
 // A thread for each rank: every call returns only when the graphs are gone, and no rank may wait for another one's.
 void abort_ranks(const std::shared_ptr<NcclRanks>& x) {
   if (x->aborted.exchange(true)) return;
   for (int r : x->locals)
-    if (x->comm[r] != nullptr) quiet_thread([x, r] { x->lib.api.CommAbort(x->comm[r]); }).detach();
+    if (x->comm[r] != nullptr)
+      quiet_thread([x, r] {
+        x->lib.api.CommAbort(x->comm[r]);
+        free_windows(*x, r);
+      }).detach();
 }
 
 // The whole of initialisation, on a thread of its own.
@@ -158,6 +169,7 @@ class Nccl final : public Transport {
     quiet_thread([ranks = std::move(ranks_)] {
       for (int r : ranks->locals)
         if (ranks->comm[r] != nullptr) ranks->lib.api.CommDestroy(ranks->comm[r]);
+      for (int r : ranks->locals) free_windows(*ranks, r);
     }).detach();
   }
 
@@ -194,6 +206,49 @@ class Nccl final : public Transport {
       if (const int32_t s = piece(call, packed, first, end, e)) return s;
     }
     return mark(call, false, e);
+  }
+
+  // All ranks register in one group: the call is collective.
+  int32_t windows(int64_t bytes, ar_ptr* ptrs, ar_error* e) override {
+    if (!missing_.empty()) return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing_.c_str());
+    if (lib_.api.CommWindowRegister == nullptr)
+      return fail(e, AR_ERR_UNSUPPORTED, {}, "NCCL %s has no symmetric windows: 2.27 or later has them",
+                  ar::nccl::version_text(lib_.version).c_str());
+    if (const int32_t s = make(e)) return s;
+    const HostCall timed(*ranks_);
+    watch(false);
+    const ar::nccl::Api& api = lib_.api;
+    void* made[kMaxRanks] = {};
+    int result = ar::nccl::kSuccess, at = -1;
+    const char* step = "ncclMemAlloc";
+    for (int r : comm_.locals()) {
+      at = r;
+      if (const Code c = set_device(comm_.rank(r).device); c != kOk)
+        return comm_.runtime_error(c, r, "choosing the device", e);
+      if (result = api.MemAlloc(&made[r], static_cast<size_t>(bytes)); result != ar::nccl::kSuccess) break;
+      ranks_->windows[r].push_back(made[r]);
+    }
+    if (result == ar::nccl::kSuccess) {
+      step = "ncclCommWindowRegister";
+      result = api.GroupStart();
+      void* handle[kMaxRanks] = {};  // the communicator keeps what is behind it
+      for (int r : comm_.locals()) {
+        if (result != ar::nccl::kSuccess) break;
+        at = r;
+        set_device(comm_.rank(r).device);
+        result = api.CommWindowRegister(ranks_->comm[r], made[r], static_cast<size_t>(bytes), &handle[r],
+                                        ar::nccl::kWindowSymmetric);
+      }
+      const int ended = api.GroupEnd();
+      if (result == ar::nccl::kSuccess) result = ended;
+    }
+    // What was allocated goes with the communicator.
+    if (result != ar::nccl::kSuccess) return nccl_error(result, at, step, e);
+    for (size_t i = 0; i < comm_.locals().size(); i++)
+      ptrs[i] = static_cast<ar_ptr>(reinterpret_cast<uintptr_t>(made[comm_.locals()[i]]));
+    held_ += bytes;
+    comm_.note_allocation();
+    return AR_OK;
   }
 
   void memory(int, int64_t* device, int64_t* pinned) const override {

@@ -41,6 +41,7 @@ enum Type : int {
 };
 enum Op : int { kSum = 0, kAvg = 4 };
 constexpr int kOldest = 21800;
+constexpr int kWindowSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
 
 struct Api {
   int (*GetVersion)(int*);
@@ -54,6 +55,10 @@ struct Api {
   int (*AllReduce)(const void*, void*, size_t, int, int, Comm, Stream);
   int (*GroupStart)();
   int (*GroupEnd)();
+  // Symmetric windows, from 2.27 on; all null where one is missing.
+  int (*MemAlloc)(void**, size_t);
+  int (*MemFree)(void*);
+  int (*CommWindowRegister)(Comm, void*, size_t, void**, int);
 };
 
 }  // namespace nccl

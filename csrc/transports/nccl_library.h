@@ -78,6 +78,11 @@ inline void* open(const std::string& path, bool simulated, const void* host, Lib
       return handle;
     }
   }
+  Api& api = lib->api;
+  api.MemAlloc = reinterpret_cast<decltype(api.MemAlloc)>(dlsym(handle, "ncclMemAlloc"));
+  api.MemFree = reinterpret_cast<decltype(api.MemFree)>(dlsym(handle, "ncclMemFree"));
+  api.CommWindowRegister = reinterpret_cast<decltype(api.CommWindowRegister)>(dlsym(handle, "ncclCommWindowRegister"));
+  if (api.MemAlloc == nullptr || api.MemFree == nullptr) api.CommWindowRegister = nullptr;
   if (bind != nullptr) bind(host);
   return handle;
 }

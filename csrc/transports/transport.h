@@ -52,6 +52,10 @@ class Transport {
   }
   // Then each process stores into the others' memory, and when all have, looks at its own.
   virtual int32_t check_memory(bool, ar_error* e) { return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing().c_str()); }
+  // Memory of the library behind it that it reduces fastest, one pointer per rank of this process.
+  virtual int32_t windows(int64_t, ar_ptr*, ar_error* e) {
+    return fail(e, AR_ERR_UNSUPPORTED, {}, "%s", missing().c_str());
+  }
   // Of the library behind it (NCCL's version code), 0 if there is none.
   virtual int version() const { return 0; }
   virtual void memory(int rank, int64_t* device_bytes, int64_t* pinned_bytes) const = 0;

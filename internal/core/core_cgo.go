@@ -197,6 +197,20 @@ func (c *Comm) CheckPeers(look bool) *Error {
 	return convert(C.ar_comm_check_peers(c.p, flag, &e), &e)
 }
 
+// NCCLWindows is ar_comm_nccl_windows: a pointer for each rank of this process, of which there are so many.
+func (c *Comm) NCCLWindows(bytes int64, locals int) ([]uint64, *Error) {
+	ptrs := make([]C.ar_ptr, locals)
+	e := blank()
+	if err := convert(C.ar_comm_nccl_windows(c.p, C.int64_t(bytes), &ptrs[0], &e), &e); err != nil {
+		return nil, err
+	}
+	out := make([]uint64, locals)
+	for i, p := range ptrs {
+		out[i] = uint64(p)
+	}
+	return out, nil
+}
+
 // Lose is ar_comm_lose: ends the communicator on all its ranks, since one is gone.
 func (c *Comm) Lose(rank int, text string) {
 	t := C.CString(text)

@@ -49,6 +49,9 @@ func (*Comm) ExportPeer(int) ([]byte, *Error) { return nil, absent }
 // ImportPeers fails without the C core.
 func (*Comm) ImportPeers([][]byte) *Error { return absent }
 
+// NCCLWindows fails without the C core.
+func (*Comm) NCCLWindows(int64, int) ([]uint64, *Error) { return nil, absent }
+
 // CheckPeers fails without the C core.
 func (*Comm) CheckPeers(bool) *Error { return absent }
 

@@ -1,7 +1,9 @@
 // The emulated NCCL: NCCL's C names over emulated devices, so that opening, symbol checks, fallback and error mapping are
 // exercised without a GPU. A shared library of its own; what a real one does wrong can be asked for:
 //   -DAR_NCCL_VERSION=21700        too old            -DAR_NCCL_WITHOUT_GROUP       a missing symbol
-//   AR_EMULATED_NCCL=init|call|hang (environment)     initialisation fails, calls fail, the operation never ends
+//   -DAR_NCCL_WITHOUT_WINDOWS      as before 2.27
+//   AR_EMULATED_NCCL=init|call|hang|window (environment)   initialisation fails, calls fail, the operation never ends, no
+//                                  window can be registered
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -111,6 +113,16 @@ API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int 
 #ifndef AR_NCCL_WITHOUT_GROUP
 API int ncclGroupStart() {
   depth++;
+  return kSuccess;
+}
+#endif
+#ifndef AR_NCCL_WITHOUT_WINDOWS
+API int ncclMemAlloc(void** p, size_t bytes) { return host->malloc(p, bytes) == 0 ? kSuccess : 1; }
+API int ncclMemFree(void* p) { return host->free(p) == 0 ? kSuccess : 1; }
+API int ncclCommWindowRegister(ar::nccl::Comm c, void* p, size_t bytes, void** window, int flags) {
+  if (asked("window")) return 5;
+  if (p == nullptr || bytes == 0 || flags != kWindowSymmetric || depth == 0) return 4;
+  *window = c;
   return kSuccess;
 }
 #endif
