@@ -36,7 +36,7 @@ sanitized() {
 if [ -n "$AR_CMAKE" ]; then
   if [[ $parts == *" asan "* ]]; then sanitized asan "-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
     emulated_test conformance_test conformance_capture_test hazards_test transports_test two_shot_test peer_test probe_test \
-    graphs_test faults_test; fi
+    graphs_test faults_test processes_test bounds_test; fi
   if [[ $parts == *" tsan "* ]]; then sanitized tsan "-fsanitize=thread" \
     races_test emulated_test conformance_test graphs_test; fi
 fi
