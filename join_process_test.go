@@ -223,9 +223,10 @@ func childScript(d device.Driver, script string) (err error) {
 		after := held()
 		fmt.Println("held", before, after)
 		// The Go runtime makes threads when it likes, and each has mappings. The emulator keeps freed memory for a while to
-		// notice late accesses: 46 MiB after some 50 cycles, then it is flat.
+		// notice late accesses: 46 MiB after some 50 cycles, with path peer 65, then it is flat up to 160. A ring that stays
+		// would be 24 MiB a cycle, staging 4.
 		if after.files != before.files || after.shared != before.shared || after.objects != before.objects ||
-			after.goroutines > before.goroutines || after.mappings > before.mappings+20 || after.resident > before.resident+64<<20 {
+			after.goroutines > before.goroutines || after.mappings > before.mappings+20 || after.resident > before.resident+96<<20 {
 			return fmt.Errorf("held before %d cycles %+v, after %+v", cycles, before, after)
 		}
 	}
@@ -266,7 +267,7 @@ func TestJoinPeers(t *testing.T) {
 			require.Contains(t, c.text(), "joined peer peer access is trusted")
 		}
 	}
-	for r, c := range startChildren(t, 2, "cycles", peersTrusted...) {
+	for r, c := range startChildren(t, 2, "cycles", append(peersTrusted, "MALLOC_ARENA_MAX=1")...) { // as in TestJoinCycles
 		require.Zero(t, c.end(t, 120*time.Second), "rank %d:\n%s", r, c.text())
 	}
 }
